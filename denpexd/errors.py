@@ -1,0 +1,68 @@
+"""Every error denpexd raises on purpose, in one tree.
+
+DenpexdError
+├── RuleError             a rule or signal file is wrong: path, line, column, why, hint
+├── RuleErrors            all RuleError of one load, together
+├── SettingsError         the configuration file, environment or a flag is wrong
+├── SourceError           a log file, folder or stream cannot be used
+├── CaseError             a recorded case or journal cannot be read
+├── EvidenceUnavailable   a witness cannot be asked (why, and how to mend it)
+├── DeliveryError         a sink refused or failed (retryable or not, and after how long)
+└── StateError            the state database cannot be used
+
+Each message says what is wrong, where, and how to mend it.
+"""
+
+from collections.abc import Sequence
+
+
+class DenpexdError(Exception):
+    """Base of every error that is meant for the person who runs denpexd."""
+
+
+class RuleError(DenpexdError):
+    """One mistake in one rule or signal file."""
+
+    def __init__(self, path: str, line: int, column: int, why: str, hint: str = "") -> None:
+        self.path, self.line, self.column, self.why, self.hint = path, line, column, why, hint
+        super().__init__(f"{path}:{line}:{column}: {why}" + (f" ({hint})" if hint else ""))
+
+
+class RuleErrors(DenpexdError):
+    """All mistakes of one load; a caller may go on with the rules that were good."""
+
+    def __init__(self, errors: Sequence[RuleError]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(str(error) for error in self.errors))
+
+
+class SettingsError(DenpexdError):
+    """A setting is unknown, missing or out of range."""
+
+
+class SourceError(DenpexdError):
+    """A path or stream that was asked for cannot be read."""
+
+
+class CaseError(DenpexdError):
+    """A recorded case, journal or bundle cannot be replayed."""
+
+
+class EvidenceUnavailable(DenpexdError):
+    """A witness cannot be asked; `how` is the change that closes the gap."""
+
+    def __init__(self, why: str, how: str = "") -> None:
+        self.why, self.how = why, how
+        super().__init__(why + (f"; {how}" if how else ""))
+
+
+class DeliveryError(DenpexdError):
+    """A message did not arrive; `after` is the receiver's wish in seconds before the next try."""
+
+    def __init__(self, reason: str, *, retryable: bool, after: float | None = None) -> None:
+        self.reason, self.retryable, self.after = reason, retryable, after
+        super().__init__(reason)
+
+
+class StateError(DenpexdError):
+    """The state database is missing rights, corrupted, or of a newer schema."""
