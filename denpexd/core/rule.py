@@ -47,11 +47,14 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A set of ranks. `ranks`: one | minority | majority | any | all | rest. Signals by id."""
+    """A set of ranks. `ranks`: one | minority | majority | any | maybe | all | rest. Signals by id.
+
+    Each item of `any_of` is a group of signals that must hold together (most groups have one member).
+    """
 
     name: str
     ranks: str
-    any_of: tuple[str, ...] = ()
+    any_of: tuple[tuple[str, ...], ...] = ()
     all_of: tuple[str, ...] = ()
     none_of: tuple[str, ...] = ()
 

@@ -1,0 +1,205 @@
+"""Signals as they are written: one log line, one stack frame, one fact, or the use of a shared signal."""
+
+import signal as signals
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, StrictInt, Tag, WithJsonSchema, model_validator
+
+from denpexd.catalog.fields import Line, LocalName, Model, Re2, Seconds, SignalName, Text
+from denpexd.catalog.patterns import group_names
+
+PhaseName = Literal["train", "eval", "checkpoint", "compile", "load", "init", "epoch_end", "end"]
+SharedRole = Literal[
+    "progress", "phase", "collateral", "teardown", "ambiguous", "advice", "handled", "config", "metric"
+]
+SHARED_KEYS = ("role", "phase", "samples", "look_alikes")
+"""Keys that only rules/signals/*.yaml may use."""
+
+
+class AnySignal(Model):
+    """What all kinds have in common."""
+
+    means: Text
+    count: Annotated[StrictInt, Field(ge=1)] = 1
+    role: SharedRole | None = None
+    phase: PhaseName | None = None
+    samples: tuple[Line, ...] = ()
+    look_alikes: tuple[Line, ...] = ()
+
+
+class LogSignal(AnySignal):
+    """A pattern found within one line. `about` names the capture that lists the ranks the line speaks about."""
+
+    log: Re2
+    except_: Re2 | None = Field(None, alias="except")
+    about: str | None = None
+    broad: Annotated[Text, Field(description="why the pattern has no required literal")] | None = None
+
+    @model_validator(mode="after")
+    def _about_is_a_capture(self) -> "LogSignal":
+        if self.about and self.about not in group_names(self.log):
+            raise ValueError(f"`about: {self.about}` needs a capture (?P<{self.about}>...) in the pattern")
+        return self
+
+
+class FrameSignal(AnySignal):
+    """A pattern found in a frame of the rank's main thread, written `function path` or `Class.function path`."""
+
+    frame: Re2
+    except_: Re2 | None = Field(None, alias="except")
+
+
+class UseSignal(Model):
+    """A shared signal under a name of the rule's own."""
+
+    use: SignalName
+
+
+class FactSignal(AnySignal):
+    """A fact that code establishes; its parameters are the further keys. `re2_keys`: those that are patterns."""
+
+    re2_keys: ClassVar[tuple[str, ...]] = ()
+    fact: str
+
+    def parameters(self) -> dict[str, str | int | float | bool]:
+        """The parameters that were given, by the names the file uses."""
+        own = {name: field for name, field in type(self).model_fields.items() if name not in FactSignal.model_fields}
+        given = {field.alias or name: getattr(self, name) for name, field in own.items()}
+        return {key: value for key, value in given.items() if value is not None}
+
+
+def _signal_number(value: Any) -> Any:
+    if isinstance(value, str):
+        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+        if name not in signals.Signals.__members__:
+            raise ValueError(f"'{value}' is not the name of a signal such as SIGKILL")
+        return int(signals.Signals[name])
+    return value
+
+
+def _text_of_number(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Signo = Annotated[
+    StrictInt, BeforeValidator(_signal_number), Field(ge=1, le=64), WithJsonSchema({"type": ["integer", "string"]})
+]
+Numel = Annotated[
+    str,
+    BeforeValidator(_text_of_number),
+    Field(pattern=r"^(odd|[0-9]+|>[0-9]+)$"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(odd|[0-9]+|>[0-9]+)$"}]}
+    ),
+]
+
+
+class Raised(FactSignal):
+    """An uncaught exception."""
+
+    re2_keys = ("type", "message", "in")
+    fact: Literal["raised"]
+    type: Re2 | None = None
+    message: Re2 | None = None
+    in_: Re2 | None = Field(None, alias="in")
+
+
+class Exit(FactSignal):
+    """The process is gone in this way."""
+
+    fact: Literal["exit"]
+    code: StrictInt | None = None
+    signal: Signo | None = None
+    failed: StrictBool | None = None
+    by: Literal["process", "launcher"] | None = None
+
+
+class Stalled(FactSignal):
+    """The job makes no progress."""
+
+    fact: Literal["stalled"]
+    budget: StrictBool | None = None
+
+
+class Silent(FactSignal):
+    """The rank has printed nothing for that long (by default: what a page needs)."""
+
+    fact: Literal["silent"]
+    for_: Seconds | None = Field(None, alias="for")
+
+
+class InPhase(FactSignal):
+    """The rank is in a phase, alone or not."""
+
+    fact: Literal["phase", "phase_alone"]
+    name: PhaseName
+
+
+class Pending(FactSignal):
+    """The rank stands in a collective of this kind."""
+
+    re2_keys = ("op",)
+    fact: Literal["pending"]
+    op: Re2 | None = None
+    numel: Numel | None = None
+
+
+class Mismatch(FactSignal):
+    """The rank differs from the others of its process group."""
+
+    fact: Literal["mismatch"]
+    what: Literal["op", "seq", "numel"] | None = None
+
+
+class MetricSpread(FactSignal):
+    """The same metric at the same step differs across ranks by more than `relative`."""
+
+    re2_keys = ("name",)
+    fact: Literal["metric_spread"]
+    name: Re2
+    relative: Annotated[float, Field(gt=0)] | None = None
+
+
+class PlainFact(FactSignal):
+    """A fact without parameters."""
+
+    fact: Literal["gone", "oom_killed", "frozen", "behind", "not_in_collective", "no_report", "fewer_steps", "ended"]
+
+
+Fact = Annotated[
+    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | MetricSpread | PlainFact,
+    Field(discriminator="fact"),
+]
+
+
+def _kind(value: Any) -> str | None:
+    given = [key for key in ("log", "frame", "fact", "use") if isinstance(value, Mapping) and key in value]
+    return f"<{given[0]}>" if len(given) == 1 else None
+
+
+Signal = Annotated[
+    Annotated[LogSignal, Tag("<log>")]
+    | Annotated[FrameSignal, Tag("<frame>")]
+    | Annotated[Fact, Tag("<fact>")]
+    | Annotated[UseSignal, Tag("<use>")],
+    Discriminator(
+        _kind, custom_error_type="signal_kind", custom_error_message="a signal has exactly one of log, frame, fact, use"
+    ),
+]
+
+
+class SignalFile(Model):
+    """rules/signals/<file>.yaml."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    signals: dict[LocalName, Signal] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _phase_belongs_to_its_role(self) -> "SignalFile":
+        for name, one in self.signals.items():
+            if isinstance(one, UseSignal):
+                raise ValueError(f"signal '{name}': `use` is for rules; a shared signal says what it matches")
+            if (one.role == "phase") != (one.phase is not None):
+                raise ValueError(f"signal '{name}': `role: phase` and `phase: <name>` go together")
+        return self

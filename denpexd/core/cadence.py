@@ -1,0 +1,89 @@
+"""The rhythm of a job: how often it moves, how long silence is normal, and when to look or to page.
+
+Two levels, on purpose far apart (collect early, page late): `suspicion` costs a look at the processes, `page` may end
+in a message to a person. Silence alone pages only beyond the budget of the phase in which it began.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+LEARN_FROM = 3  # gaps needed before a rhythm counts as learned
+UNLEARNED_LOOK = 60.0  # first look at a job that has never moved
+BUDGETS = {
+    "start": 1200.0,
+    "init": 1200.0,
+    "load": 1200.0,
+    "compile": 1200.0,
+    "train": 1200.0,
+    "eval": 900.0,
+    "checkpoint": 900.0,
+    "end": 900.0,
+}
+
+
+@dataclass(slots=True)
+class Limits:
+    """The configurable numbers, all in seconds."""
+
+    min_look: float = 5.0
+    look_factor: float = 8.0
+    min_silence: float = 30.0
+    page_factor: float = 5.0
+    budget_factor: float = 10.0
+    learned_floor: float = 120.0
+    budgets: dict[str, float] = field(default_factory=lambda: dict(BUDGETS))
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """Gaps between two movements of one rank, and how long each phase took, bounded."""
+
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    longest: float = 0.0
+    phases: dict[str, deque[float]] = field(default_factory=dict)
+
+    def moved(self, gap: float, phase: str) -> None:
+        """One more movement, `gap` seconds after the last one; a gap in which another phase ran is not a step."""
+        self.longest = max(self.longest, gap)
+        if phase in ("train", "start"):
+            self.gaps.append(gap)
+
+    def phase_took(self, phase: str, seconds: float) -> None:
+        self.phases.setdefault(phase, deque(maxlen=16)).append(seconds)
+
+    @property
+    def learned(self) -> bool:
+        return len(self.gaps) >= LEARN_FROM
+
+    @property
+    def usual(self) -> float | None:
+        """Median seconds between two movements, None before it is learned."""
+        return median(self.gaps) if self.learned else None
+
+    def usual_phase(self, phase: str) -> float | None:
+        seen = self.phases.get(phase)
+        return median(seen) if seen else None
+
+
+def suspicion(limits: Limits, usual: float | None) -> float:
+    """Silence after which a cheap look is worth it."""
+    return UNLEARNED_LOOK if usual is None else max(limits.min_look, limits.look_factor * usual)
+
+
+def page(limits: Limits, usual: float | None) -> float:
+    """Silence below which nothing about a hang is said, whatever the stacks show."""
+    return max(limits.min_silence, limits.page_factor * (usual or 0.0))
+
+
+def budget(limits: Limits, phase: str, rhythm: Rhythm) -> float:
+    """Silence that is worth a page on its own: the learned length of this phase times ten, else its default."""
+    default = limits.budgets.get(phase, limits.budgets["train"])
+    if phase in ("eval", "checkpoint", "compile", "load", "init", "end"):
+        usual = rhythm.usual_phase(phase)
+        return default if usual is None else max(limits.learned_floor, limits.budget_factor * usual)
+    if rhythm.usual is None:
+        return limits.budgets["start"]
+    # Between steps an unannounced evaluation may hide, so a fast rhythm alone does not shorten the budget below
+    # that of an evaluation; only a slow one lengthens it.
+    return max(limits.budgets["eval"], limits.budget_factor * rhythm.usual, 3 * rhythm.longest)

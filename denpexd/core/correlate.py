@@ -1,0 +1,368 @@
+"""The correlator: events of one job in, incidents and requests for evidence out.
+
+Theory of operation
+- Events only update state and mark rules dirty. Dirty rules are judged at the end of each batch; rules about time at
+  the tick. A batch without a hit judges nothing.
+- Silence beyond `suspicion` asks for evidence (cheap, with back-off) and tells nobody.
+- An incident opens when its explanation has settled; it keeps its key while the explanation improves.
+- The same events in the same batches give the same outputs: no clock, no chance, no I/O in here.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import assert_never
+
+from denpexd.core import cadence
+from denpexd.core.events import (
+    Activity,
+    Attempt,
+    Blind,
+    Closed,
+    Event,
+    Exit,
+    Fact,
+    Frames,
+    Hit,
+    Joined,
+    Opened,
+    Output,
+    Raised,
+    Tick,
+    Updated,
+    Want,
+)
+from denpexd.core.explain import verdict
+from denpexd.core.facts import lapsed
+from denpexd.core.incident import (
+    DEGRADATION_OVER,
+    QUIET,
+    Incident,
+    best,
+    due,
+    essence,
+    make_key,
+    superseded,
+)
+from denpexd.core.intake import Intake
+from denpexd.core.match import Candidate, candidate
+from denpexd.core.rule import Catalog, Rule
+from denpexd.core.state import JobState
+
+BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+TIMED = frozenset({"stalled", "silent"})
+
+
+class Correlator:
+    """One job. `start_t` is the time on the events' axis from which silence counts."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        job: str,
+        *,
+        start_t: float = 0.0,
+        world_size: int | None = None,
+        limits: cadence.Limits | None = None,
+    ) -> None:
+        self.catalog = catalog
+        self.limits = limits or cadence.Limits()
+        self.job = JobState(job, start_t, world_size=world_size)
+        self.now = start_t
+        self.incidents: dict[str, Incident] = {}  # "stop" or the id of a degradation
+        self.fingerprints: dict[str, int] = {}
+        self.suspected = 0
+        self._intake = Intake(catalog, self.job)
+        self._below = superseded(catalog.rules)
+        self._by_signal, self._by_fact, self._timed = _index(catalog)
+        self._dirty: set[str] = set()
+        self._live: dict[str, Candidate] = {}
+        self._floor = -1
+        self._stops = 0
+        self._news_t = float("-inf")
+        self._looks = 0
+        self._next_look = float("-inf")
+        self._matched_since: dict[str, float] = {}
+
+    # --- feeding ----------------------------------------------------------------------------------------------------
+
+    def feed(self, events: Iterable[Event]) -> list[Output]:
+        """One batch: everything that was read or answered at once, in order. Returns what follows from it."""
+        out: list[Output] = []
+        for event in events:
+            self.job.seq += 1
+            self.now = max(self.now, event.t)
+            self._take(event, out)
+        if self._dirty:
+            self._judge(self._dirty)
+            self._dirty = set()
+            self._speak(out, at_tick=False)
+        return out
+
+    def _take(self, event: Event, out: list[Output]) -> None:
+        match event:
+            case Activity():
+                self._intake.activity(event)
+            case Hit():
+                moves = self.job.moves
+                self._intake.hit(event)
+                signal = self.catalog.signals.get(event.signal)
+                if signal is not None and signal.role != "progress":
+                    self._touch(self._by_signal.get(event.signal, ()), news=signal.role not in ("phase", "config"))
+                    if signal.role == "phase":
+                        self._touch(self._facts("phase", "phase_alone", "fewer_steps", "ended"), news=False)
+                    elif signal.role == "collateral":
+                        self._touch(self._facts("no_report"), news=True)
+                    if event.fields:
+                        self._touch(
+                            self._facts(
+                                "pending", "mismatch", "behind", "not_in_collective", "metric_spread", "fewer_steps"
+                            ),
+                            news=False,
+                        )
+                elif self.job.moves > moves and (self._live or self.incidents):
+                    self._touch(self._live, news=False)
+            case Raised():
+                self._intake.raised(event)
+                self._touch(self._facts("raised", "gone"), news=True)
+                self._want(out, "process", (event.rank,), "an exception was printed")
+            case Frames():
+                self._intake.frames(event)
+                self._touch(self._frame_rules, news=event.kind == "traceback")
+            case Exit():
+                self._intake.exit(event)
+                self._touch(self._facts("exit", "gone", "raised", "ended"), news=event.code != 0)
+                self._dirty |= set(self._live)
+            case Fact():
+                self._intake.fact(event)
+                self._touch(self._facts(event.name), news=False)
+            case Joined():
+                self._intake.joined(event)
+            case Attempt():
+                self._intake.attempt(event)
+                self._floor = self.job.seq
+                self._live.clear()
+                self._looks = 0
+            case Blind():
+                self.job.blind_until = max(self.job.blind_until, event.t)
+            case Tick():
+                self._tick(out)
+            case _:
+                assert_never(event)
+
+    def _touch(self, rules: Iterable[str], *, news: bool) -> None:
+        before = len(self._dirty)
+        self._dirty |= set(rules)
+        if news and (len(self._dirty) > before or self._live):
+            self._news_t = self.now
+
+    def _facts(self, *names: str) -> set[str]:
+        return {rule for name in names for rule in self._by_fact.get(name, ())}
+
+    @property
+    def _frame_rules(self) -> set[str]:
+        return self._by_fact.get("frame", set())
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def _tick(self, out: list[Output]) -> None:
+        silence = self.job.silence(self.now)
+        if self._over(self.job):
+            self._looks = 0
+        elif silence >= cadence.suspicion(self.limits, self.job.usual):
+            self._look(out)
+        else:
+            self._looks, self._next_look = 0, float("-inf")
+        timed = self._timed if silence >= self.limits.min_silence else set()
+        self._judge(timed | set(self._live) | self._dirty)
+        self._dirty = set()
+        self._speak(out, at_tick=True)
+
+    @staticmethod
+    def _over(job: JobState) -> bool:
+        """Every rank that was heard from has ended; nothing left to wait for."""
+        heard = [s for r, s in job.ranks.items() if r >= 0 and s.heard]
+        return bool(heard) and all(s.phase == "end" or s.gone for s in heard)
+
+    def _look(self, out: list[Output]) -> None:
+        if self.now < self._next_look:
+            return
+        if self._looks == 0:
+            self.suspected += 1
+        self._want(out, "stacks", (), f"no progress for {self.job.silence(self.now):.0f} s")
+        self._next_look = self.now + BACK_OFF[min(self._looks, len(BACK_OFF) - 1)]
+        self._looks += 1
+
+    def _want(self, out: list[Output], kind: str, ranks: tuple[int, ...], why: str) -> None:
+        out.append(Want(self.now, kind, tuple(r for r in ranks if r >= 0), why))
+
+    # --- judging ----------------------------------------------------------------------------------------------------
+
+    def _judge(self, rule_ids: Iterable[str]) -> None:
+        for rule_id in rule_ids:
+            rule = self.catalog.rules.get(rule_id)
+            if rule is None:
+                continue
+            found = candidate(rule, self.catalog.signals, self.job, self.now, self.limits, self._floor)
+            if found is None:
+                self._live.pop(rule_id, None)
+                self._matched_since.pop(rule_id, None)
+                continue
+            if rule_id not in self._live:
+                self.fingerprints[rule_id] = self.fingerprints.get(rule_id, 0) + 1
+            self._matched_since.setdefault(rule_id, self.now)
+            self._live[rule_id] = found
+
+    def _stop_witness(self) -> float | None:
+        """When the first witness said that training has stopped, other than by silence; None if nobody did."""
+        times = []
+        for state in self.job.ranks.values():
+            if state.reported and not lapsed(self.job, state, state.reported.t):
+                times.append(state.reported.t)
+            times += [r.event.t for r in state.raised if r.event.uncaught and not lapsed(self.job, state, r.event.t)]
+            times += [e.event.t for e in state.exits if not e.forced and e.event.code not in (0, None)]
+        return min(times, default=None)
+
+    def _speak(self, out: list[Output], *, at_tick: bool) -> None:
+        stops = [c for c in self._live.values() if c.rule.stops]
+        winner, others = best(stops, self._below)
+        self._speak_stop(out, winner, others, at_tick=at_tick)
+        if at_tick:
+            for rule_id, rule in self.catalog.rules.items():
+                if not rule.stops and (rule_id in self._live or rule_id in self.incidents):
+                    self._speak_degradation(out, rule_id, self._live.get(rule_id))
+
+    def _speak_stop(
+        self, out: list[Output], winner: Candidate | None, others: list[tuple[str, str]], *, at_tick: bool
+    ) -> None:
+        incident = self.incidents.get("stop")
+        if incident is not None and self._moved_on(incident):
+            self._close(out, "stop", incident)
+            return
+        if winner is None:
+            return
+        if incident is None:
+            if self._ready(winner):
+                self._open(out, "stop", winner, others)
+            return
+        if essence(winner) == incident.said or not self._may_update(incident, winner, at_tick=at_tick):
+            return
+        incident.candidate, incident.alternatives = winner, others
+        self._update(out, incident)
+
+    def _may_update(self, incident: Incident, winner: Candidate, *, at_tick: bool) -> bool:
+        """Late ranks arrive one by one: one update when they have gone quiet, at the latest after CAP."""
+        return at_tick and due(max(self._news_t, incident.updated_t) - QUIET, self._news_t, self.now)
+
+    def _ready(self, c: Candidate) -> bool:
+        """May this candidate open an incident now?"""
+        if c.history and not self.job.recent:
+            return False
+        if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
+            return False
+        witness = self._stop_witness()
+        stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
+        if c.rule.correlation is not None:
+            return (
+                stalled
+                if witness is None
+                else due(witness, self._news_t, self.now) or (stalled and c.certainty == "confirmed")
+            )
+        if c.fatal and c.certainty == "confirmed":
+            return True
+        if not c.fatal:
+            others = any(s.reported for s in self.job.ranks.values())
+            return (others or self._failed_exit()) and due(c.cause_t, self._news_t, self.now)
+        settled = due(c.cause_t, self._news_t, self.now)
+        if witness is not None and (self._failed_exit() or any(s.reported for s in self.job.ranks.values())):
+            return settled
+        return settled and self.now >= c.cause_t + min(300.0, 3 * (self.job.usual or 0.0))
+
+    def _failed_exit(self) -> bool:
+        return any(e.event.code != 0 for s in self.job.ranks.values() for e in s.exits)
+
+    def _moved_on(self, incident: Incident) -> bool:
+        """Training goes on: two more steps after the incident opened, beyond those that were in flight."""
+        job, cause = self.job, incident.candidate
+        since = max(incident.opened_t, cause.evidence[-1].t)
+        return job.moved_t is not None and job.moved_t > since + max(2.0, 2 * (job.usual or 0.0))
+
+    # --- saying -----------------------------------------------------------------------------------------------------
+
+    def _open(self, out: list[Output], slot: str, c: Candidate, others: list[tuple[str, str]]) -> None:
+        self._stops += 1
+        key = make_key(self.job.job, self.job.attempt, self._stops, self.now)
+        incident = Incident(key, self.now, c, self.job.attempt, updated_t=self.now, alternatives=others)
+        incident.found_at_start, incident.said = c.history, essence(c)
+        self.incidents[slot] = incident
+        out.append(Opened(verdict(incident, self.job, self.now, event="opened", state="open")))
+
+    def _update(self, out: list[Output], incident: Incident) -> None:
+        incident.revision, incident.updated_t = incident.revision + 1, self.now
+        incident.said = essence(incident.candidate)
+        out.append(Updated(verdict(incident, self.job, self.now, event="updated", state="open")))
+
+    def _close(self, out: list[Output], slot: str, incident: Incident) -> None:
+        incident.revision, incident.updated_t = incident.revision + 1, self.now
+        out.append(Closed(verdict(incident, self.job, self.now, event="closed", state="closed")))
+        del self.incidents[slot]
+        if slot == "stop":
+            self._floor = self.job.seq
+            for state in self.job.ranks.values():
+                state.forget(self.job.seq)
+            self._live = {k: c for k, c in self._live.items() if not c.rule.stops}
+
+    def close(self, key: str) -> list[Output]:
+        """Close an incident by hand."""
+        out: list[Output] = []
+        for slot, incident in list(self.incidents.items()):
+            if incident.key == key:
+                self._close(out, slot, incident)
+        return out
+
+    def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:
+        incident = self.incidents.get(slot)
+        if incident is None:
+            if (
+                c is not None
+                and due(self._matched_since[slot], self._news_t, self.now)
+                and (not c.history or self.job.recent)
+            ):
+                self._open(out, slot, c, [])
+            return
+        if c is not None:
+            incident.lapsed_since = None
+            if essence(c) != incident.said and self.now >= incident.updated_t + QUIET:
+                incident.candidate = c
+                self._update(out, incident)
+            return
+        incident.lapsed_since = incident.lapsed_since or self.now
+        if self.now - incident.lapsed_since >= DEGRADATION_OVER:
+            self._close(out, slot, incident)
+
+    def verdicts(self) -> list[Mapping[str, object]]:
+        """The present state of every open incident."""
+        return [verdict(i, self.job, self.now, event="updated", state="open") for i in self.incidents.values()]
+
+
+def _index(catalog: Catalog) -> tuple[dict[str, set[str]], dict[str, set[str]], set[str]]:
+    """Which rules depend on a signal id, on a fact name ("frame" for stacks), and on time."""
+    by_signal: dict[str, set[str]] = {}
+    by_fact: dict[str, set[str]] = {}
+    timed: set[str] = set()
+    for rule in catalog.rules.values():
+        for signal_id in used_signals(rule):
+            signal = catalog.signals[signal_id]
+            by_signal.setdefault(signal_id, set()).add(rule.id)
+            if signal.kind != "log":
+                by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
+            if signal.fact in TIMED:
+                timed.add(rule.id)
+    return by_signal, by_fact, timed
+
+
+def used_signals(rule: Rule) -> set[str]:
+    """Ids of all signals a rule looks at, shared ones included."""
+    used = {s.id for s in rule.signals.values()}
+    if rule.correlation:
+        for role in (*rule.correlation.roles, *rule.correlation.confirm):
+            used |= {*role.all_of, *role.none_of, *(name for group in role.any_of for name in group)}
+    return used

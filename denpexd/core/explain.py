@@ -1,0 +1,171 @@
+"""An incident and its rule's texts -> the verdict of docs/verdict.schema.json, as plain JSON-ready values.
+
+Nothing is decided here. Placeholders of the texts are filled with ranks; what is unknown is called unknown.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from denpexd.core.incident import Incident, ranks_text
+from denpexd.core.match import Candidate
+from denpexd.core.state import Evidence, JobState
+
+MAX_EVIDENCE = 12
+MAX_TEXT = 2000
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+
+def verdict(incident: Incident, job: JobState, now: float, *, event: str, state: str) -> dict[str, object]:
+    """The whole verdict. `event`: opened | updated | closed; `state`: open | closed; times on the events' axis."""
+    c = incident.candidate
+    entry = c.rule.entry
+    unheard = [r for r in job.universe if r not in job.ranks or not job.ranks[r].heard]
+    names = {
+        "initiating": _who(c.initiating),
+        "collateral": _who(c.collateral),
+        "unheard": _who(unheard),
+        **{role: _who(ranks) for role, ranks in c.roles.items()},
+    }
+
+    def fill(text: str) -> str:
+        return _PLACE.sub(lambda m: names.get(m[1], m[0]), text)
+
+    return {
+        "key": incident.key,
+        "job": job.job,
+        "attempt": incident.attempt,
+        "failure": c.rule.id,
+        "title": entry.title,
+        "category": entry.category,
+        "severity": entry.severity,
+        "certainty": c.certainty,
+        "state": state,
+        "opened_t": round(incident.opened_t, 3),
+        "updated_t": round(now, 3),
+        "revision": incident.revision,
+        "event": event,
+        "aliases": list(entry.aliases),
+        "domain": entry.domain,
+        "initiating_ranks": list(c.initiating),
+        "collateral_ranks": list(c.collateral),
+        "unheard_ranks": unheard,
+        "nodes": {str(r): s.node for r, s in sorted(job.ranks.items()) if s.node and r >= 0},
+        "step": max((s.step for s in job.ranks.values() if s.step is not None), default=None),
+        "hang": is_hang(c, job),
+        "quick_answer": fill(entry.quick_answer),
+        "summary": summary(incident, job, now),
+        "evidence": [_quote(e) for e in _chosen(c.evidence)],
+        "against": against(c, job),
+        "missing": missing(c, job, unheard, fill),
+        "alternatives": [{"failure": f, "why_not": why} for f, why in incident.alternatives],
+        "root_cause": fill(entry.root_cause),
+        "remediation": [
+            {"do": fill(s.do), "risk": s.risk} | ({"command": fill(s.command)} if s.command else {})
+            for s in entry.remediation
+        ],
+        "fallback": fill(entry.fallback),
+        "mitigation": fill(entry.mitigation),
+        "verification": fill(entry.verification),
+        "prevention": fill(entry.prevention),
+        "references": list(entry.references),
+        "related": list(entry.related),
+        "resume_safe": entry.resume_safe,
+    }
+
+
+def is_hang(c: Candidate, job: JobState) -> bool:
+    """Nobody failed on its own: ranks waited for each other (also when that ended in timeouts)."""
+    if c.rule.entry.category == "hang":
+        return True
+    waited = any("timeout" in s.states for s in job.ranks.values())
+    died = any(job.ranks[r].gone for r in c.initiating if r in job.ranks)
+    return c.rule.correlation is not None and c.rule.stops and waited and not died
+
+
+def summary(incident: Incident, job: JobState, now: float) -> str:
+    """One paragraph for a person: who, since when, at which step, how many ranks idle."""
+    c = incident.candidate
+    world = len(job.universe)
+    who = f"rank {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
+    parts = [f"{c.rule.entry.title}: {who} of {world}."]
+    if c.collateral:
+        verb = "waits" if len(c.collateral) == 1 else "wait"
+        parts.append(
+            f"Rank {ranks_text(c.collateral)} only {verb} or {'fails' if verb == 'waits' else 'fail'} as a consequence."
+        )
+    step = max((s.step for s in job.ranks.values() if s.step is not None), default=None)
+    if step is not None:
+        parts.append(f"Last step seen: {step}.")
+    if c.rule.stops and job.moved_t is not None and now > job.moved_t:
+        parts.append(f"No progress for {now - job.moved_t:.0f} s.")
+    if incident.found_at_start:
+        parts.append("Found in the logs when denpexd started.")
+    return " ".join(parts)
+
+
+def against(c: Candidate, job: JobState) -> list[str]:
+    """What speaks against the verdict, in words; worthless witnesses are named as such."""
+    said = []
+    for r, s in sorted(job.ranks.items()):
+        if "launcher_root" in s.states and c.initiating and r not in c.initiating:
+            worth = "it names the first process that ended, which proves nothing in a hang"
+            said.append(f"the launcher's summary names rank {r} as root cause; {worth}")
+    if c.rule.precision != "exact":
+        return said
+    for r in c.initiating:
+        state = job.ranks.get(r)
+        if state and state.reported and state.reported.t < c.cause_t - 1.0:
+            said.append(f"rank {r} had already reported a failed peer: {state.reported.text[:200]}")
+    return said
+
+
+def missing(c: Candidate, job: JobState, unheard: Sequence[int], fill: Callable[[str], str]) -> list[dict[str, str]]:
+    """Facts that would decide or confirm, each with the command that supplies it."""
+    wanted: list[dict[str, str]] = []
+    if c.certainty != "confirmed":
+        wanted += [{"fact": fill(fact), "how": fill(how)} for fact, how in c.rule.entry.missing]
+    if unheard and c.rule.correlation is not None:
+        text = ranks_text(unheard)
+        wanted.append(
+            {
+                "fact": f"anything from rank {text}",
+                "how": f"give denpexd the logs of rank {text}, or run it on their node",
+            }
+        )
+    denied = {
+        e.text: e.means for s in job.ranks.values() for name, e in s.states.items() if name.startswith("unavailable")
+    }
+    wanted += [
+        {"fact": f"evidence that could not be collected: {why}", "how": how} for why, how in sorted(denied.items())
+    ]
+    return wanted
+
+
+def _who(ranks: Sequence[int]) -> str:
+    return ranks_text(ranks) if ranks else "unknown"
+
+
+def _chosen(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """A few quotes: every distinct (meaning, text) once, initiators' first, at most MAX_EVIDENCE."""
+    seen: set[tuple[str, str]] = set()
+    per_meaning: dict[str, int] = {}
+    chosen = []
+    for e in evidence:
+        mark = (e.means, f"{e.rank}{e.text[:80]}")
+        if mark in seen or per_meaning.get(e.means, 0) >= 4:
+            continue
+        seen.add(mark)
+        per_meaning[e.means] = per_meaning.get(e.means, 0) + 1
+        chosen.append(e)
+    return chosen[:MAX_EVIDENCE]
+
+
+def _quote(e: Evidence) -> dict[str, object]:
+    return {
+        "rank": e.rank,
+        "source": e.source,
+        "offset": e.offset,
+        "t": round(e.t, 3),
+        "text": e.text[:MAX_TEXT],
+        "means": e.means,
+    }

@@ -1,0 +1,285 @@
+"""Events -> state. One function an event kind; nothing is judged here."""
+
+from collections.abc import Iterable, Mapping
+
+from denpexd.core.cadence import LEARN_FROM
+from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
+from denpexd.core.rule import Catalog, Signal
+from denpexd.core.state import (
+    MAX_METRICS,
+    MAX_RAISED,
+    Collective,
+    Evidence,
+    Exited,
+    JobState,
+    RaisedBy,
+    RankState,
+    Snapshot,
+)
+
+STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
+EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
+
+
+class Intake:
+    """Holds what is derived from the catalog once: which signals are frames, collateral, and so on."""
+
+    def __init__(self, catalog: Catalog, job: JobState) -> None:
+        self.job = job
+        self.signals = catalog.signals
+        self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
+        self.harmless = [
+            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown")
+        ]
+
+    # --- lines ------------------------------------------------------------------------------------------------------
+
+    def activity(self, event: Activity) -> None:
+        state = self.job.rank(event.rank)
+        state.printed = True
+        state.last_t = max(state.last_t, event.t)
+        if self.job.moves < LEARN_FROM and not event.history:
+            self.job.spoke_t = max(self.job.spoke_t, event.t)
+
+    def hit(self, event: Hit) -> None:
+        signal = self.signals.get(event.signal)
+        if signal is None:
+            return
+        state = self.job.rank(event.rank)
+        state.printed = True
+        state.last_t = max(state.last_t, event.t)
+        if signal.role == "progress":
+            self._progress(state, event)
+            return
+        evidence = Evidence(
+            event.rank,
+            "log",
+            event.source,
+            event.offset,
+            event.t,
+            event.text,
+            signal.means,
+            teller=event.rank,
+            seq=self.job.seq,
+            weight="suspect" if event.handled else "fatal",
+            history=event.history,
+        )
+        if signal.role == "phase" and signal.phase:
+            self._phase(state, signal.phase, evidence, event.t)
+        if signal.role == "collateral":
+            self._reported(state, signal, evidence)
+        self._fields(state, event, evidence)
+        for rank in self._about(signal, event):
+            teller = Evidence(
+                rank,
+                "log",
+                event.source,
+                event.offset,
+                event.t,
+                event.text,
+                signal.means,
+                teller=event.rank,
+                seq=self.job.seq,
+                weight=evidence.weight,
+                history=event.history,
+            )
+            self.job.rank(rank).note(signal.id, teller, event.fields)
+
+    def _about(self, signal: Signal, event: Hit) -> Iterable[int]:
+        if signal.about is None:
+            return (event.rank,)
+        named = event.fields.get(signal.about, "")
+        return [int(part) for part in named.replace(",", " ").split() if part.isdigit()]
+
+    def _reported(self, state: RankState, signal: Signal, evidence: Evidence) -> None:
+        if state.reported is None:
+            state.reported = evidence
+        if signal.phase == "timeout" or "timeout" in signal.id or "timed" in signal.id:
+            state.states.setdefault("timeout", evidence)
+
+    def _fields(self, state: RankState, event: Hit, evidence: Evidence) -> None:
+        """Captures with a fixed meaning, whichever signal they come from."""
+        fields = event.fields
+        if fields.get("op") or "enq" in fields or "done" in fields:
+            self._collective(state, fields.get("pg") or "0", fields, evidence)
+        if "batches" in fields:
+            state.batches = int(fields["batches"])
+        if "metric" in fields and "value" in fields:
+            self._metric(state, fields["metric"], fields["value"], fields.get("epoch"), evidence)
+
+    def _collective(self, state: RankState, group: str, fields: Mapping[str, str], evidence: Evidence) -> None:
+        known = state.collectives.setdefault(group, Collective())
+        if fields.get("op"):
+            known.op, known.evidence = fields["op"], evidence
+            known.numel = _number(fields.get("numel_in")) if fields.get("numel_in") else known.numel
+        for name, field in (("seq", "seq"), ("enqueued", "enq"), ("completed", "done")):
+            value = _number(fields.get(field))
+            if value is not None:
+                setattr(known, name, value)
+        if known.evidence is None:
+            known.evidence = evidence
+
+    def _metric(self, state: RankState, name: str, value: str, epoch: str | None, evidence: Evidence) -> None:
+        try:
+            number = float(value)
+        except ValueError:
+            return
+        if len(state.metrics) >= MAX_METRICS:
+            state.metrics.pop(next(iter(state.metrics)))
+        at = f"epoch {epoch}" if epoch is not None else f"step {state.step}"
+        state.metrics[(name, at)] = (number, evidence)
+
+    # --- movement ---------------------------------------------------------------------------------------------------
+
+    def _progress(self, state: RankState, event: Hit) -> None:
+        """A progress line moves the rank only if its counter moved: a bar that is redrawn proves nothing."""
+        fields = event.fields
+        label = fields.get("label", "").lower()
+        step, epoch = _number(fields.get("step")), fields.get("epoch")
+        aside = any(word in label for word in EVAL_WORDS)
+        if not aside:
+            if step is not None and step == state.step and epoch == state.epoch and state.phase == "train":
+                return
+            self._leave_phase(state, event.t)
+            state.step, state.epoch = step if step is not None else state.step, epoch
+            state.total = _number(fields.get("total")) or state.total
+        elif state.phase != "eval":
+            evidence = Evidence(
+                event.rank,
+                "log",
+                event.source,
+                event.offset,
+                event.t,
+                event.text,
+                "a progress bar of an evaluation",
+                seq=self.job.seq,
+            )
+            self._phase(state, "eval", evidence, event.t)
+        self._moved(state, event.t, history=event.history)
+
+    def _leave_phase(self, state: RankState, t: float) -> None:
+        if state.phase not in ("train", "start") and state.phase_t > float("-inf"):
+            state.rhythm.phase_took(state.phase, t - state.phase_t)
+        state.phase = "train"
+
+    def _moved(self, state: RankState, t: float, *, history: bool) -> None:
+        if state.moves and t > state.moved_t:
+            state.rhythm.moved(t - state.moved_t, state.phase)
+        state.moved_t, state.moved_seq, state.moves = t, self.job.seq, state.moves + 1
+        if state.reported and t > state.reported.t + 2.0:
+            state.reported = None
+            state.collectives.clear()
+            state.states.pop("timeout", None)
+        self._job_moved(t, history)
+
+    def _job_moved(self, t: float, history: bool) -> None:
+        job = self.job
+        job.moved_t = t if not history else max(t, job.started_t)
+        job.moved_seq, job.moves = job.seq, job.moves + 1
+
+    def _phase(self, state: RankState, phase: str, evidence: Evidence, t: float) -> None:
+        if phase == state.phase:
+            return
+        self._leave_phase(state, t)
+        state.phase, state.phase_t, state.phase_evidence = phase, t, evidence
+        self.job.spoke_t = max(self.job.spoke_t, t)  # restarts the silence clock, but is no step
+
+    # --- other witnesses --------------------------------------------------------------------------------------------
+
+    def raised(self, event: Raised) -> None:
+        state = self.job.rank(event.rank)
+        state.printed, state.last_t = True, max(state.last_t, event.t)
+        collateral = all(self._is_harmless(f"{kind}: {message}") for kind, message in event.chain)
+        if len(state.raised) < MAX_RAISED:
+            state.raised.append(RaisedBy(event, self.job.seq, collateral))
+
+    def _is_harmless(self, text: str) -> bool:
+        return any(
+            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(text)) for s in self.harmless
+        )
+
+    def frames(self, event: Frames) -> None:
+        state = self.job.rank(event.rank)
+        state.looked_at = True
+        before = state.snapshots.get(event.kind)
+        since = event.t
+        if before and before.frames.t >= state.moved_t and _same(before.frames, event):
+            since = before.since
+        hits = {}
+        for signal in self.frame_signals:
+            frame = next((f for f in event.frames if _frame_fits(signal, f.canonical, f.qualified)), None)
+            if frame is not None:
+                hits[signal.id] = frame
+        steady = event.t - since >= STEADY - 0.5
+        state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
+
+    def exit(self, event: Exit) -> None:
+        state = self.job.rank(event.rank)
+        unplaced = self.job.ranks.get(UNKNOWN_RANK)
+        announced = state.killing | (unplaced.killing if unplaced else set())
+        forced = event.code is not None and str(-event.code) in announced
+        if event.code is None and state.exits:
+            return
+        if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
+            return
+        state.exits.append(Exited(event, self.job.seq, forced))
+
+    def fact(self, event: Fact) -> None:
+        state = self.job.rank(event.rank)
+        fields, name = event.fields, event.name
+        if name == "launcher_killing":
+            state.killing.add(fields.get("signal", "15"))
+            return
+        if name in ("running", "resumed"):
+            state.looked_at = True
+            state.states.pop("frozen", None)
+            return
+        if name == "recent":
+            self.job.recent = fields.get("recent") != "false"
+            return
+        means = (
+            fields.get("how", "") if name == "evidence_unavailable" else f"a witness reports: {name.replace('_', ' ')}"
+        )
+        text = event.text or fields.get("why", "") or name.replace("_", " ")
+        key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
+        kind = "launcher" if name.startswith("launcher") else "process"
+        state.states[key] = Evidence(
+            event.rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq
+        )
+        if name != "evidence_unavailable" and kind == "process":
+            state.looked_at = True
+
+    def joined(self, event: Joined) -> None:
+        if event.world_size is not None and event.world_size < 1_000_000:
+            self.job.world_size = max(self.job.world_size or 0, event.world_size)
+        if event.rank >= 0:
+            state = self.job.rank(event.rank)
+            state.node, state.pid = event.node or state.node, event.pid or state.pid
+            state.looked_at = state.looked_at or event.pid is not None
+
+    def attempt(self, event: Attempt) -> None:
+        job = self.job
+        job.attempt = event.number
+        for state in job.ranks.values():
+            state.forget(job.seq)
+            state.step, state.phase, state.phase_evidence = None, "start", None
+        job.started_t = event.t
+        job.moved_t = None
+
+
+def _number(text: str | None) -> int | None:
+    """'12,345' -> 12345; anything else -> None."""
+    if not text:
+        return None
+    digits = text.replace(",", "").replace("_", "")
+    return int(digits) if digits.lstrip("-").isdigit() else None
+
+
+def _same(a: Frames, b: Frames) -> bool:
+    return [(f.function, f.path, f.line) for f in a.frames] == [(f.function, f.path, f.line) for f in b.frames]
+
+
+def _frame_fits(signal: Signal, canonical: str, qualified: str) -> bool:
+    if signal.matcher is None or not (signal.matcher.search(canonical) or signal.matcher.search(qualified)):
+        return False
+    return not (signal.exclude and (signal.exclude.search(canonical) or signal.exclude.search(qualified)))

@@ -1,0 +1,260 @@
+"""One rule against the state of the job: does it hold, for which ranks, and on whose word?
+
+Two kinds. A rule with `correlation` assigns disjoint sets of ranks to its roles. A rule without is a local failure:
+whoever showed it first started it, everyone else is a victim.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from denpexd.core.cadence import Limits
+from denpexd.core.facts import holds
+from denpexd.core.rule import Correlation, Role, Rule, Signal
+from denpexd.core.state import Evidence, JobState, RankState
+
+TOGETHER = 2.0  # ranks that fail within this time failed together, whatever else was printed meanwhile
+SAME_FAULT = 30.0  # later ones count too if nobody had reported a victim's error before
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A rule that holds: the ranks by role, the evidence (initiators' first), and how sure that makes us."""
+
+    rule: Rule
+    initiating: tuple[int, ...]
+    collateral: tuple[int, ...]
+    evidence: tuple[Evidence, ...]
+    roles: Mapping[str, tuple[int, ...]]
+    certainty: str
+    cause_t: float
+    cause_seq: int
+    fatal: bool
+
+    @property
+    def history(self) -> bool:
+        """Everything it rests on stood in the files before the daemon came."""
+        return all(e.history for e in self.evidence)
+
+
+def candidate(
+    rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits, floor: int
+) -> Candidate | None:
+    """The rule's verdict on the job now, from evidence newer than sequence number `floor`, or None."""
+    if rule.correlation is None:
+        return _local(rule, job, now, limits, floor)
+    return _correlated(rule, rule.correlation, signals, job, now, limits, floor)
+
+
+# --- local failures -------------------------------------------------------------------------------------------------
+
+
+def _local(rule: Rule, job: JobState, now: float, limits: Limits, floor: int) -> Candidate | None:
+    shown: dict[int, list[Evidence]] = {}
+    for number, state in job.ranks.items():
+        found = [e for s in rule.signals.values() for e in holds(job, state, s, now, 1e12, limits) if e.seq > floor]
+        if found:
+            shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
+    first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(job.ranks[r], es[0])}
+    spoken = {r: e for r, e in first.items() if e.kind != "launcher"}
+    if spoken:
+        first = spoken
+    elif -1 in shown:
+        return _unplaced(rule, job, shown[-1], first)
+    elif len(first) > 1:
+        first = _named_first(job, first)
+    if not first:
+        return None
+    start = min(e.t for e in first.values())
+    reported = min((s.reported.t for s in job.ranks.values() if s.reported and s.reported.t >= start), default=1e300)
+    initiating = tuple(
+        sorted(r for r, e in first.items() if e.t <= start + TOGETHER or e.t <= min(start + SAME_FAULT, reported))
+    )
+    return _made(rule, job, initiating, [e for r in initiating for e in shown[r]])
+
+
+def _victim(state: RankState, first: Evidence) -> bool:
+    """It had reported somebody else's failure before it showed this one."""
+    return state.reported is not None and state.reported.seq < first.seq
+
+
+def _named_first(job: JobState, first: dict[int, Evidence]) -> dict[int, Evidence]:
+    """Only the launcher speaks, about several ranks: the one it saw first, if it says so; for crashes it is right."""
+    root = next((r for r in first if "launcher_root" in job.ranks[r].states), None)
+    return {root: first[root]} if root is not None else first
+
+
+def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, Evidence]) -> Candidate | None:
+    """The text came in a stream whose rank is not known; the launcher's summary may name the rank."""
+    named = (
+        sorted(_named_first(job, first))
+        if first
+        else [r for r, s in job.ranks.items() if r >= 0 and "launcher_root" in s.states and not s.reported]
+    )
+    return _made(rule, job, tuple(named), said)
+
+
+def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list[Evidence]) -> Candidate:
+    evidence.sort(key=lambda e: (e.t, e.seq))
+    cause = evidence[0]
+    collateral = tuple(r for r in job.universe if r not in initiating) if rule.stops and initiating else ()
+    return Candidate(
+        rule,
+        initiating,
+        collateral,
+        tuple(evidence),
+        {},
+        _local_certainty(job, initiating, evidence),
+        cause.t,
+        cause.seq,
+        any(e.weight == "fatal" for e in evidence),
+    )
+
+
+def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequence[Evidence]) -> str:
+    """A fatal text plus that process gone, or a second witness; an exit code or a disappearance alone proves less."""
+    spoken = [e for e in evidence if e.kind in ("log", "dump") and e.weight == "fatal"]
+    gone = any(job.ranks[r].gone for r in initiating if r in job.ranks)
+    victims = any(
+        s.reported and s.reported.t >= evidence[0].t - TOGETHER for r, s in job.ranks.items() if r not in initiating
+    )
+    if spoken and initiating and (gone or victims or len({e.witness for e in spoken}) > 1):
+        return "confirmed"
+    if spoken or any(e.kind == "launcher" or "exit code" in e.text for e in evidence):
+        return "likely"
+    return "likely" if victims and any(e.kind == "log" for e in evidence) else "undetermined"
+
+
+# --- correlation ----------------------------------------------------------------------------------------------------
+
+
+def _correlated(
+    rule: Rule, want: Correlation, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits, floor: int
+) -> Candidate | None:
+    universe = job.universe
+    assigned: dict[str, tuple[int, ...]] = {}
+    proof: dict[str, list[Evidence]] = {}
+    taken: set[int] = set()
+    for role in want.roles:
+        found = _members(role, signals, job, [r for r in universe if r not in taken], now, want.window, limits, floor)
+        if found is None or not _fits(role.ranks, len(found), len(universe), universe, taken):
+            return None
+        assigned[role.name] = tuple(sorted(found))
+        proof[role.name] = [e for r in sorted(found) for e in found[r]]
+        taken |= set(found)
+    if not _in_order(want, proof):
+        return None
+    initiating = tuple(sorted({r for name in want.initiating for r in assigned[name]}))
+    named = {r for name in want.collateral for r in assigned[name]}
+    collateral = tuple(sorted(named - set(initiating)))
+    main = [e for name in want.initiating for e in proof[name]] or [e for es in proof.values() for e in es]
+    rest = [e for name, es in proof.items() if name not in want.initiating for e in es]
+    extra, sure = _confirmed(want, signals, job, universe, now, limits, floor)
+    evidence = [*main, *(e for e in (*rest, *extra) if e not in main)]
+    if not evidence:
+        return None
+    certainty = _certainty(rule, want, job, evidence, sure)
+    cause = min((e for e in main if e.kind != "core"), key=lambda e: (e.t, e.seq), default=main[0])
+    return Candidate(rule, initiating, collateral, tuple(evidence), assigned, certainty, cause.t, cause.seq, fatal=True)
+
+
+def _members(
+    role: Role,
+    signals: Mapping[str, Signal],
+    job: JobState,
+    free: Sequence[int],
+    now: float,
+    window: float,
+    limits: Limits,
+    floor: int,
+) -> dict[int, list[Evidence]] | None:
+    """The free ranks that fit the role, with their evidence; for `rest` None if a heard rank does not fit."""
+    members: dict[int, list[Evidence]] = {}
+    for number in free:
+        state = job.ranks.get(number)
+        if state is None or not state.heard:
+            if role.ranks == "rest":
+                members[number] = []
+            continue
+        shown = _shows(role, signals, job, state, now, window, limits, floor)
+        if shown is not None:
+            members[number] = shown
+        elif role.ranks in ("rest", "all"):
+            return None
+    return members
+
+
+def _shows(
+    role: Role,
+    signals: Mapping[str, Signal],
+    job: JobState,
+    state: RankState,
+    now: float,
+    window: float,
+    limits: Limits,
+    floor: int,
+) -> list[Evidence] | None:
+    def held(name: str) -> list[Evidence]:
+        return [e for e in holds(job, state, signals[name], now, window, limits) if e.seq > floor or e.kind == "core"]
+
+    if any(held(name) for name in role.none_of):
+        return None
+    found: list[Evidence] = []
+    for name in role.all_of:
+        shown = held(name)
+        if not shown:
+            return None
+        found += shown
+    if role.any_of:
+        groups = [[held(name) for name in group] for group in role.any_of]
+        shown = [e for group in groups if all(group) for es in group for e in es]
+        if not shown:
+            return None
+        found = [*shown, *found]
+    return found
+
+
+def _fits(size: str, count: int, world: int, universe: Sequence[int], taken: set[int]) -> bool:
+    if size == "one":
+        return count == 1
+    if size == "minority":
+        return 1 <= count <= world / 2
+    if size == "majority":
+        return count > world / 2
+    if size == "rest":
+        return count == len([r for r in universe if r not in taken])
+    return count >= 1 or size == "maybe"  # any, all: at least one
+
+
+def _in_order(want: Correlation, proof: Mapping[str, Sequence[Evidence]]) -> bool:
+    times = [min((e.t for e in proof[name] if e.kind != "core"), default=None) for name in want.order]
+    known = [t for t in times if t is not None]
+    return known == sorted(known) and len(set(known)) == len(known)
+
+
+def _confirmed(
+    want: Correlation,
+    signals: Mapping[str, Signal],
+    job: JobState,
+    universe: Sequence[int],
+    now: float,
+    limits: Limits,
+    floor: int,
+) -> tuple[list[Evidence], bool]:
+    extra: list[Evidence] = []
+    sure = True
+    for role in want.confirm:
+        found = _members(role, signals, job, universe, now, want.window, limits, floor)
+        if found is None or not _fits(role.ranks, len(found), len(universe), universe, set()):
+            sure = False
+        else:
+            extra += [e for es in found.values() for e in es]
+    return extra, sure
+
+
+def _certainty(rule: Rule, want: Correlation, job: JobState, evidence: Sequence[Evidence], sure: bool) -> str:
+    witnesses = {e.witness for e in evidence if e.kind != "core"}
+    everyone = any(role.ranks in ("rest", "all") for role in want.roles)
+    unheard = everyone and any(r not in job.ranks or not job.ranks[r].heard for r in job.universe)
+    if rule.precision == "symptom":
+        return "undetermined"
+    return "confirmed" if sure and len(witnesses) > 1 and not unheard else "likely"

@@ -1,0 +1,211 @@
+"""What each rank has shown so far, bounded: the memory of the correlator.
+
+Events only update this state; judging happens elsewhere. Everything kept is an Evidence: enough to quote it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from denpexd.core.cadence import Rhythm
+from denpexd.core.events import Exit, Frame, Frames, Raised
+
+MAX_RAISED = 8
+MAX_METRICS = 256
+MAX_SIGNALS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One quotable observation about `rank`; (`teller`, `kind`) is the witness."""
+
+    rank: int
+    kind: str  # log, stack, process, launcher, dump, core
+    source: str
+    offset: int
+    t: float
+    text: str
+    means: str
+    teller: int = -1
+    seq: int = 0
+    weight: str = "fatal"  # fatal, or suspect: true only if training stopped
+    history: bool = False
+
+    @property
+    def witness(self) -> tuple[int, str]:
+        return (self.teller if self.teller >= 0 else self.rank, self.kind)
+
+
+@dataclass(slots=True)
+class Seen:
+    """How often one signal held on one rank, with its first and last evidence."""
+
+    first: Evidence
+    last: Evidence
+    count: int = 1
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The newest stack of one kind; `steady`: an equal one was seen at least five seconds earlier."""
+
+    frames: Frames
+    seq: int
+    since: float
+    steady: bool = False
+    hits: dict[str, Frame] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Collective:
+    """What is known about one process group on one rank."""
+
+    op: str = ""
+    seq: int | None = None
+    numel: int | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+    evidence: Evidence | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Nothing pending: the last enqueued collective has completed and no timeout was reported for one."""
+        return self.enqueued is not None and self.enqueued == self.completed and not self.op
+
+
+@dataclass(slots=True)
+class Exited:
+    """How the process ended, as one witness saw it. `forced`: its launcher had said that it would kill it."""
+
+    event: Exit
+    seq: int
+    forced: bool = False
+
+
+@dataclass(slots=True)
+class RaisedBy:
+    """An exception with the judgement whether it only reports somebody else's failure."""
+
+    event: Raised
+    seq: int
+    collateral: bool
+
+
+@dataclass(slots=True)
+class RankState:
+    """One rank."""
+
+    rank: int
+    node: str | None = None
+    pid: int | None = None
+    printed: bool = False
+    looked_at: bool = False
+    last_t: float = float("-inf")
+    step: int | None = None
+    total: int | None = None
+    epoch: str | None = None
+    batches: int | None = None
+    moved_t: float = float("-inf")
+    moved_seq: int = -1
+    moves: int = 0
+    rhythm: Rhythm = field(default_factory=Rhythm)
+    phase: str = "start"
+    phase_t: float = float("-inf")
+    phase_evidence: Evidence | None = None
+    seen: dict[str, Seen] = field(default_factory=dict)
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    raised: list[RaisedBy] = field(default_factory=list)
+    exits: list[Exited] = field(default_factory=list)
+    states: dict[str, Evidence] = field(default_factory=dict)  # frozen, oom_killed, running
+    collectives: dict[str, Collective] = field(default_factory=dict)
+    metrics: dict[tuple[str, str], tuple[float, Evidence]] = field(default_factory=dict)
+    reported: Evidence | None = None  # first collateral line
+    killing: set[str] = field(default_factory=set)  # signals its launcher announced
+
+    @property
+    def heard(self) -> bool:
+        """Anything at all shows this rank: a line, a stack, a process."""
+        return self.printed or self.looked_at or bool(self.exits) or bool(self.seen)
+
+    @property
+    def gone(self) -> Exited | None:
+        """The first report that its process has ended."""
+        return self.exits[0] if self.exits else None
+
+    def note(self, signal: str, evidence: Evidence, fields: Mapping[str, str]) -> None:
+        """Remember that a signal held; bounded by the number of signals."""
+        known = self.seen.get(signal)
+        if known is None:
+            if len(self.seen) < MAX_SIGNALS:
+                self.seen[signal] = Seen(evidence, evidence, 1, fields)
+            return
+        if evidence.weight == "fatal" and known.first.weight == "suspect":
+            known.first = evidence
+        known.last, known.count, known.fields = evidence, known.count + 1, {**known.fields, **fields}
+
+    def forget(self, before_seq: int) -> None:
+        """Drop what belongs to a stop that is over."""
+        self.seen = {k: s for k, s in self.seen.items() if s.last.seq > before_seq}
+        self.snapshots = {k: s for k, s in self.snapshots.items() if s.seq > before_seq}
+        self.raised = [r for r in self.raised if r.seq > before_seq]
+        self.exits = [e for e in self.exits if e.seq > before_seq]
+        self.collectives.clear()
+        self.states.clear()
+        self.killing.clear()
+        if self.reported and self.reported.seq <= before_seq:
+            self.reported = None
+
+
+@dataclass(slots=True)
+class JobState:
+    """All ranks of one attempt of one job, and what is known about the job as a whole."""
+
+    job: str
+    started_t: float
+    attempt: int = 0
+    world_size: int | None = None
+    ranks: dict[int, RankState] = field(default_factory=dict)
+    moved_t: float | None = None
+    moved_seq: int = -1
+    moves: int = 0
+    spoke_t: float = float("-inf")  # a phase line, or any line of a job whose progress lines are not known
+    blind_until: float = float("-inf")
+    recent: bool = True
+    seq: int = 0
+
+    def rank(self, number: int) -> RankState:
+        state = self.ranks.get(number)
+        if state is None:
+            state = self.ranks[number] = RankState(number)
+        return state
+
+    @property
+    def universe(self) -> list[int]:
+        """The global ranks of the job: 0..world_size-1 where that is known, else those met so far."""
+        met = {r for r in self.ranks if r >= 0}
+        if self.world_size is not None:
+            met |= set(range(self.world_size))
+        return sorted(met)
+
+    @property
+    def usual(self) -> float | None:
+        """Usual seconds between two movements of the rank that moves most often."""
+        known = [s.rhythm.usual for s in self.ranks.values() if s.rhythm.usual is not None]
+        return min(known) if known else None
+
+    @property
+    def busiest(self) -> RankState | None:
+        """The rank that tells most about progress."""
+        moving = [s for s in self.ranks.values() if s.moves]
+        return max(moving, key=lambda s: (s.moves, -s.rank)) if moving else None
+
+    def silence(self, now: float) -> float:
+        """Seconds since anything moved (or since we started to look, or could look again)."""
+        last = self.moved_t if self.moved_t is not None else self.started_t
+        return now - max(last, self.spoke_t, self.blind_until, self.started_t)
+
+    @property
+    def last_phase(self) -> str:
+        """The phase the job was in when it fell silent: the newest phase line of any rank."""
+        known = [s for s in self.ranks.values() if s.phase != "start"]
+        return max(known, key=lambda s: s.phase_t).phase if known else "start"

@@ -1,0 +1,279 @@
+"""Answers the core's wishes for evidence about the ranks of this node, and watches their processes between wishes."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from denpexd.clock import Clock
+from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
+from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence.procs import Processes, RankProcess
+from denpexd.evidence.stacks import PySpy, add_worker
+
+log = logging.getLogger(__name__)
+
+_DEADLINE = 15.0
+_AT_ONCE = 8
+_WORKERS_PER_RANK = 8
+_MOST_CAUSES = 1000
+_SCAN_EVERY = 2.0
+# Looks in a row, about one a second, until a state counts: disk sleep is everyday, a debugger's stop may be short.
+_LOOKS_UNTIL_FROZEN = {"T": 1, "t": 2, "D": 5}
+# A rank whose main thread stands in one of these waits for a process below it; further out they only started it.
+_INNERMOST = 12
+_WAITS_FOR_WORKERS = ("torch/utils/data/", "multiprocessing/", "concurrent/futures/", "queue.py", "subprocess.py")
+_LATE = EvidenceUnavailable(
+    "py-spy was not done with all ranks in time", "the node may be overloaded; it is asked again"
+)
+
+
+class Collector:
+    """Evidence about one job on one node. `stacks`: "auto" or "off".
+
+    `counts` holds (kind, outcome) -> number, `seconds` kind -> total time spent; both are for the metrics. Outcomes:
+    ok, gone, unavailable, off. Use from one event loop; reading and parsing happen in threads.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        clock: Clock,
+        *,
+        stacks: str = "auto",
+        spy: PySpy | None = None,
+        deadline: float = _DEADLINE,
+    ) -> None:
+        self._processes, self._clock, self._deadline = processes, clock, deadline
+        self._spy = None if stacks == "off" else spy or PySpy()
+        self._known: dict[int, RankProcess] = {}
+        self._lost: dict[int, RankProcess] = {}
+        self._still: dict[int, tuple[RankProcess, int]] = {}
+        self._frozen: dict[int, RankProcess] = {}
+        self._said: set[tuple[str, str]] = set()
+        self._next_scan = float("-inf")
+        self._table_lock = asyncio.Lock()
+        self._spy_lock = asyncio.Lock()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.seconds: dict[str, float] = {"process": 0.0, "stacks": 0.0}
+
+    @property
+    def ranks(self) -> dict[int, RankProcess]:
+        """The ranks that lived here when last looked at."""
+        return dict(self._known)
+
+    async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
+        """Which rank writes which file; from then on only the job that writes most of them is spoken of."""
+        async with self._table_lock:
+            try:
+                held = await asyncio.to_thread(self._processes.holders, list(paths))
+            except OSError as error:
+                log.warning("the process table cannot be read: %s", error)
+                return {}
+            if not held:
+                return {}
+            (job, _), *_ = Counter(process.job for process in held.values()).most_common(1)
+            self._processes.keep([job])
+            for rank in [rank for rank, process in self._known.items() if process.job != job]:
+                self._forget(rank)
+            return {path: process.rank for path, process in held.items() if process.job == job}
+
+    async def watch(self) -> list[Event]:
+        """To be called about once a second: ranks that came, went, froze or went on since the last call."""
+        error = None
+        async with self._table_lock:
+            events = self._update(await self._look_again())
+            if events or self._clock.now() >= self._next_scan:
+                found, error = await self._scan()
+                events += found
+        if error is not None and (("process", error.why) not in self._said):
+            events += self._cannot("process", error)
+        return events
+
+    async def collect(self, want: Want) -> list[Event]:
+        """What can be seen of the wanted ranks that live here, within the deadline; a Fact names what cannot."""
+        started = self._clock.now()
+        async with self._table_lock:
+            events = self._update(await self._look_again())
+            found, error = await self._scan()
+            events += found
+        if error is not None:
+            events += self._cannot("process", error)
+        ranks = set(want.ranks) or self._known.keys() | self._lost.keys()
+        here = [self._known[rank] for rank in sorted(ranks & self._known.keys())]
+        events += await self._stacks(here) if want.kind == "stacks" else self._states(here, events)
+        reported = {event.rank for event in events if isinstance(event, Exit)}
+        gone = sorted(ranks & self._lost.keys())
+        events += [Exit(self._clock.now(), rank) for rank in gone if rank not in reported]
+        self._count(want.kind, "gone", len(gone))
+        self.seconds[want.kind] = self.seconds.get(want.kind, 0.0) + self._clock.now() - started
+        return events
+
+    async def _look_again(self) -> dict[int, RankProcess | None]:
+        known = dict(self._known)
+        return await asyncio.to_thread(lambda: {rank: self._processes.again(old) for rank, old in known.items()})
+
+    def _update(self, now: Mapping[int, RankProcess | None]) -> list[Event]:
+        """Take over what a second look at known ranks gave."""
+        t, events = self._clock.now(), list[Event]()
+        for rank, process in now.items():
+            if rank not in self._known:
+                continue  # found to be gone by a look at its stack meanwhile
+            if process is not None:
+                self._known[rank] = process
+                events += self._freeze(t, process)
+            else:
+                self._lost[rank] = self._forget(rank)
+                events.append(Exit(t, rank))
+        return events
+
+    def _forget(self, rank: int) -> RankProcess:
+        self._still.pop(rank, None)
+        self._frozen.pop(rank, None)
+        return self._known.pop(rank)
+
+    def _freeze(self, t: float, process: RankProcess) -> list[Event]:
+        """Whether a rank stopped or went on: the same state, without a CPU tick, for as many looks as it needs."""
+        rank = process.rank
+        before, looks = self._still.get(rank, (process, 0))
+        same = process.is_same(before) and (process.state, process.ticks) == (before.state, before.ticks)
+        looks = looks + 1 if same else 1
+        self._still[rank] = (process, looks)
+        needed = 1 if process.in_freezer else _LOOKS_UNTIL_FROZEN.get(process.state)
+        if needed is not None and looks >= needed:
+            is_news = rank not in self._frozen
+            self._frozen[rank] = process
+            return [_frozen(t, process)] if is_news else []
+        if needed is None and self._frozen.pop(rank, None) is not None:
+            return [Fact(t, rank, "resumed", {"state": process.state}, source="process")]
+        return []
+
+    async def _scan(self) -> tuple[list[Event], EvidenceUnavailable | None]:
+        """Look for ranks that are new or were replaced by another process; the error says why none can be told."""
+        self._next_scan = self._clock.now() + _SCAN_EVERY
+        try:
+            found = await asyncio.to_thread(self._processes.refresh)
+            replaced = [old for p in found if (old := self._known.get(p.rank)) is not None and not p.is_same(old)]
+            dead = await asyncio.to_thread(self._processes.gone, replaced)
+        except OSError as error:
+            return [], EvidenceUnavailable(f"the process table cannot be read: {error.strerror}", "check /proc")
+        if len(jobs := sorted({process.job for process in found})) > 1:
+            names = ", ".join(job or "unnamed" for job in jobs[:5])
+            why = f"{len(jobs)} jobs run on this node ({names}), and no open log file tells which one is meant"
+            return [], EvidenceUnavailable(why, "give denpexd the paths of one job's logs")
+        events = self._update({process.rank: None for process in dead})
+        for process in found:
+            before = self._known.get(process.rank)
+            self._known[process.rank] = process
+            if before is None or not process.is_same(before):
+                self._lost.pop(process.rank, None)
+                self._frozen.pop(process.rank, None)
+                events += [_joined(self._clock.now(), process), *self._freeze(self._clock.now(), process)]
+        return events, None if found or self._known else self._processes.unavailable()
+
+    def _states(self, here: list[RankProcess], said: list[Event]) -> list[Event]:
+        """That these ranks live and which of them are frozen, without what was `said` just now."""
+        t = self._clock.now()
+        self._count("process", "ok", len(here))
+        joined = {event.rank for event in said if isinstance(event, Joined)}
+        facts = {event.rank for event in said if isinstance(event, Fact)}
+        stopped = [p for p in here if p.rank in self._frozen and p.rank not in facts]
+        return [*(_joined(t, p) for p in here if p.rank not in joined), *(_frozen(t, p) for p in stopped)]
+
+    async def _stacks(self, here: list[RankProcess]) -> list[Event]:
+        """One look at every rank; those that are not done by the deadline are given up."""
+        if self._spy is None:
+            self._count("stacks", "off", 1)
+            off = EvidenceUnavailable("stacks are switched off", "set evidence.stacks: auto")
+            return self._cannot("stacks", off, [process.rank for process in here])
+        answers: dict[int, Frames | EvidenceUnavailable | None] = {}
+        async with self._spy_lock:
+            gate = asyncio.Semaphore(_AT_ONCE)
+            try:
+                # A group waits until every look has ended and taken its py-spy with it, also when the time is up.
+                async with asyncio.timeout(self._deadline), asyncio.TaskGroup() as looks:
+                    for process in here:
+                        looks.create_task(self._look(self._spy, process, gate, answers))
+            except TimeoutError:
+                log.warning("stacks of %d ranks were not there after %g s", len(here) - len(answers), self._deadline)
+        events: list[Event] = []
+        causes: dict[tuple[str, str], list[int]] = {}
+        for process in here:
+            answer = answers.get(process.rank, _LATE)
+            if isinstance(answer, Frames):
+                events.append(answer)
+                self._count("stacks", "ok", 1)
+            elif answer is None:
+                events += self._update({process.rank: None})
+            else:
+                causes.setdefault((answer.why, answer.how), []).append(process.rank)
+                self._count("stacks", "unavailable", 1)
+        for (why, how), ranks in causes.items():
+            events += self._cannot("stacks", EvidenceUnavailable(why, how), ranks)
+        return events
+
+    async def _look(
+        self,
+        spy: PySpy,
+        process: RankProcess,
+        gate: asyncio.Semaphore,
+        answers: dict[int, Frames | EvidenceUnavailable | None],
+    ) -> None:
+        """The stack of one rank, then those of its workers if it waits for one; None in `answers`: it is gone."""
+        rank = process.rank
+        async with gate:
+            before = await asyncio.to_thread(self._processes.again, process)
+            if before is None:
+                answers[rank] = None
+                return
+            answer: Frames | EvidenceUnavailable
+            try:
+                frames = await spy.dump(process.pid, rank, self._clock.now())
+                answer = replace(frames, t=self._clock.now(), ticks=before.ticks, state=before.state)
+            except EvidenceUnavailable as error:
+                answer = error
+            # The same process before and after: only then the stack is this rank's.
+            alive = await asyncio.to_thread(self._processes.again, process)
+            answers[rank] = answer if alive is not None else None
+        if alive is not None and isinstance(answer, Frames) and _waits_for_worker(answer):
+            for pid in process.children[:_WORKERS_PER_RANK]:
+                async with gate:
+                    try:
+                        worker = await spy.dump(pid, rank, self._clock.now())
+                    except EvidenceUnavailable as error:
+                        log.debug("no stack of worker %d of rank %d: %s", pid, rank, error)
+                        continue
+                answers[rank] = answer = add_worker(answer, f"worker {pid}", worker)
+
+    def _cannot(self, kind: str, error: EvidenceUnavailable, ranks: Sequence[int] = ()) -> list[Event]:
+        """The gap as an event; logged once for each cause."""
+        if (kind, error.why) not in self._said and len(self._said) < _MOST_CAUSES:
+            self._said.add((kind, error.why))
+            log.warning("no evidence (%s): %s", kind, error)
+        fields = {"kind": kind, "why": error.why, "how": error.how}
+        if ranks:
+            fields["ranks"] = ",".join(map(str, ranks))
+        rank = ranks[0] if len(ranks) == 1 else UNKNOWN_RANK
+        return [Fact(self._clock.now(), rank, "evidence_unavailable", fields, source="process", text=error.why)]
+
+    def _count(self, kind: str, outcome: str, number: int) -> None:
+        if number:
+            self.counts[kind, outcome] += number
+
+
+def _joined(t: float, process: RankProcess) -> Joined:
+    return Joined(t, process.rank, process.node, process.pid, process.world_size)
+
+
+def _frozen(t: float, process: RankProcess) -> Fact:
+    """A stopped or stuck process, with what the kernel says about it."""
+    where = f" in {process.wchan}" if process.wchan else ""
+    fields = {"state": process.state, "pid": str(process.pid), "wchan": process.wchan or ""}
+    text = f"process {process.pid} of rank {process.rank} is in state {process.state}{where}"
+    return Fact(t, process.rank, "frozen", fields, source="process", text=text)
+
+
+def _waits_for_worker(frames: Frames) -> bool:
+    return any(frame.path.startswith(_WAITS_FOR_WORKERS) for frame in frames.frames[:_INNERMOST])

@@ -1,0 +1,251 @@
+"""Find the log files of a job and say whose they are.
+
+Ranks are claimed only where the path carries them. A wrong rank names a wrong culprit, so whatever is ambiguous becomes
+UNKNOWN_RANK with a note: two torchrun folders of one attempt (two nodes: nothing in their paths gives the node rank, so
+no offset can be known), the same rank in two folders, workers beside a master. Lines with `[rankN]:` still tell.
+"""
+
+import logging
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from denpexd.core.events import UNKNOWN_RANK
+from denpexd.ingest.layouts import Layout, counts_ranks, is_leader, rank_of
+from denpexd.ingest.patterns import Match, Template, Walk, is_magic
+
+log = logging.getLogger(__name__)
+
+_BINARY = re.compile(
+    r"\.(?:pt|pth|ckpt|safetensors|bin|npz|npy|pkl|pickle|h5|hdf5|lmdb|mdb|arrow|parquet|tfrecord|onnx|gguf|so|pyc|pyo"
+    r"|gz|bz2|xz|zst|zip|tar|tgz|7z|png|jpe?g|gif|pdf|mp4|wav|db|sqlite3?|nsys-rep|qdrep|core)$|events\.out\.tfevents",
+    re.IGNORECASE,
+)
+_LOG = re.compile(r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$", re.IGNORECASE)
+_TEXT = re.compile(r"^[^.]*$|\.txt$", re.IGNORECASE)
+_OURS = re.compile(r"log|out|err|train|console", re.IGNORECASE)
+_NOT_LOGS = {"filtered_stdout.log", "filtered_stderr.log", "requirements.txt", "CMakeLists.txt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A log file. `rank` UNKNOWN_RANK: a merged stream, or see `note`. `local`: the rank counts within its node only.
+
+    `stream`: "stdout", "stderr" or "". `run`: the folder torchrun made for this run ("" elsewhere); another run of the
+    same job is another start of it. A later scan may know the rank of the same path better (siblings appeared).
+    """
+
+    path: Path
+    job: str
+    rank: int
+    attempt: int | None
+    stream: str
+    local: bool
+    run: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: str
+    link: bool
+    root: str
+    job: str
+    layout: Layout
+
+
+class Discovery:
+    """Looks for files again and again. `paths`: folders, files, globs, templates, in any mixture.
+
+    `job` restricts `{job}` to that value. `errors`: what is wrong now, each also logged once. `limit`: files at most.
+    Scanning touches the file system: call it off the event loop. SettingsError for a wrong placeholder.
+    """
+
+    def __init__(self, paths: Sequence[str], job: str | None, *, limit: int = 20_000) -> None:
+        self._job, self._limit = job, limit
+        self._paths = [str(Path(text).expanduser().absolute()) for text in paths]
+        # A path that exists as written is meant as written, whatever brackets are in its name.
+        magic = [text for text in self._paths if is_magic(text) and not Path(text).exists()]
+        self._templates = {text: Template(self._bound(text)) for text in magic}
+        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._said: set[str] = set()
+        self.errors: list[str] = []
+        self.skipped = 0  # files left out by their name in the last scan (archives, checkpoints, ...)
+
+    def _bound(self, text: str) -> str:
+        return text.replace("{job}", re.sub(r"([*?\[])", r"[\1]", self._job)) if self._job else text
+
+    def scan(self) -> list[Found]:
+        """All log files there are now, by path; the same file under two names only once."""
+        self.errors, self.skipped = [], 0
+        known, self._layouts = self._layouts, {}
+        chosen: dict[tuple[int, int], _Source] = {}
+        for text in self._paths:
+            nothing = True
+            for match, root, template in self._expand(text):
+                nothing = False
+                source = self._source(match, root, template, known)
+                other = chosen.get(match.identity)
+                if other is None or (source.link, source.path) < (other.link, other.path):
+                    chosen[match.identity] = source
+            if nothing:
+                self._say(text, "no log file there yet: waiting for one")
+        sources = sorted(chosen.values(), key=lambda source: source.path)
+        if len(sources) > self._limit:
+            self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
+        sources = self._without_earlier_runs(sources[: self._limit])
+        notes = self._ambiguous(sources)
+        self._said.intersection_update(self.errors)
+        return [_found(source, notes.get(source.path, "")) for source in sources]
+
+    def _say(self, what: str, why: str) -> None:
+        text = f"{what}: {why}"
+        if text not in self.errors:
+            self.errors.append(text)
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)
+
+    def _expand(self, text: str) -> Iterator[tuple[Match, str, Template | None]]:
+        walk, path = Walk(self._say), Path(text)
+        if path.is_dir():
+            for match in walk.tree(text, self._looks_like_a_log):
+                yield match, text, None
+            return
+        template = None if path.exists() else self._templates.get(text)
+        if template is None:
+            if _BINARY.search(path.name):
+                self._say(text, "is an archive or a binary file by its name: it is not read")
+                return
+            for match in walk.file(text):
+                yield match, str(path.parent), None
+            return
+        for match in walk.files(template):
+            if _BINARY.search(match.path):
+                self.skipped += 1
+            elif template.match(match.path) is not None:
+                yield match, template.base, template
+
+    def _looks_like_a_log(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        if _BINARY.search(name):
+            self.skipped += 1
+            return False
+        if name in _NOT_LOGS:
+            return False
+        if _LOG.search(name):
+            return True
+        # Without a telling suffix the name must say so otherwise: job folders are full of READMEs and file lists.
+        return bool(_TEXT.search(name)) and bool(_OURS.search(name) or rank_of(f"/{name}", "").rank != UNKNOWN_RANK)
+
+    def _source(
+        self, match: Match, root: str, template: Template | None, known: dict[tuple[str, str], Layout]
+    ) -> _Source:
+        key = (match.path, root)
+        layout = known.get(key) or rank_of(match.path, root)
+        self._layouts[key] = layout
+        values = template.match(match.path) if template else None
+        if values and "rank" in values:
+            origin = match.path.rpartition("/")[0]
+            layout = Layout(int(values["rank"]), layout.attempt, layout.stream, origin=origin)
+        if values and "attempt" in values:
+            layout = replace(layout, attempt=int(values["attempt"]))
+        job = self._job or (values or {}).get("job") or layout.job or root.rpartition("/")[2]
+        return _Source(match.path, match.link, root, job, layout)
+
+    def _without_earlier_runs(self, sources: list[_Source]) -> list[_Source]:
+        """torchrun makes a new folder at each start: of two in one log folder, the first may be over."""
+        runs: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for source in sources:
+            if source.layout.run:
+                runs[source.layout.run.rpartition("/")[0], source.layout.job][source.layout.run].append(source.path)
+        over: set[str] = set()
+        for group in runs.values():
+            if len(group) > 1:
+                over |= _earlier({run: _lifetime(paths) for run, paths in group.items()})
+        for run in sorted(over):
+            self._say(run, "an earlier run in the same log folder: it is not read, give its path to diagnose it")
+        return [source for source in sources if source.layout.run not in over or not source.layout.run]
+
+    def _ambiguous(self, sources: list[_Source]) -> dict[str, str]:
+        """Path -> why its rank cannot be told."""
+        notes = _bare_numbers(sources) | _workers(sources)
+        claims: dict[tuple[str, int | None, int, str], set[str]] = defaultdict(set)
+        for source in sources:
+            layout = source.layout
+            if layout.rank != UNKNOWN_RANK and source.path not in notes:
+                claims[source.job, layout.attempt, layout.rank, layout.stream].add(layout.origin)
+        reasons: dict[str, str] = {}
+        for (_, _, rank, _), origins in sorted(claims.items(), key=lambda claim: claim[0][2]):
+            if len(origins) > 1:
+                first, second = sorted(origins)[:2]
+                why = f"rank {rank} is claimed in {first} and in {second}"
+                reasons.update((origin, why) for origin in origins if origin not in reasons)
+        for why in sorted(set(reasons.values())):
+            self._say(why, "two nodes or two runs; ranks come from the lines only. Name one run, or use {job}/{rank}")
+        return notes | {
+            source.path: reasons[source.layout.origin]
+            for source in sources
+            if source.layout.origin in reasons and source.path not in notes and source.layout.rank != UNKNOWN_RANK
+        }
+
+
+def _found(source: _Source, note: str) -> Found:
+    layout = source.layout
+    rank, local = (UNKNOWN_RANK, False) if note else (layout.rank, layout.local)
+    return Found(Path(source.path), source.job, rank, layout.attempt, layout.stream, local, layout.run, note)
+
+
+def _bare_numbers(sources: Iterable[_Source]) -> dict[str, str]:
+    families: dict[str, list[_Source]] = defaultdict(list)
+    for source in sources:
+        if source.layout.siblings:
+            families[source.layout.siblings].append(source)
+    return {
+        source.path: "the number in its name is not a rank as far as its siblings tell"
+        for family in families.values()
+        if not counts_ranks({source.layout.rank for source in family})
+        for source in family
+    }
+
+
+def _workers(sources: Iterable[_Source]) -> dict[str, str]:
+    led = {source.root for source in sources if is_leader(source.path[len(source.root) :])}
+    return {
+        source.path: "a worker beside a master: its number is not its rank"
+        for source in sources
+        if source.layout.worker and source.root in led
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Lifetime:
+    start: float
+    last: float
+    empty: bool
+
+
+def _lifetime(paths: Sequence[str]) -> _Lifetime:
+    """Start (when the ranks' folders were made) and last write of one run, in file time; now-ish where unknown."""
+    start, last, empty = float("inf"), 0.0, True
+    for path in paths:
+        try:
+            info, folder = os.stat(path), os.stat(path.rsplit("/", 2)[0])  # noqa: PTH116 - thousands of ranks
+        except OSError:
+            continue
+        start, last, empty = min(start, folder.st_mtime), max(last, info.st_mtime), empty and info.st_size == 0
+    return _Lifetime(start, last, empty)
+
+
+def _earlier(runs: dict[str, _Lifetime]) -> set[str]:
+    """Runs that had fallen silent before the newest began. Nodes of one run begin together and overlap."""
+    newest = max(runs.values(), key=lambda life: life.start if life.last else 0.0)
+    together = 60.0  # seconds within which the nodes of one run start, so that an empty log proves nothing
+    return {
+        run
+        for run, life in runs.items()
+        if life.last + 2.0 < newest.start and not (life.empty and newest.start - life.start < together)
+    }

@@ -1,0 +1,197 @@
+"""Path patterns: globs with `**`, and templates with `{job}`, `{rank}`, `{attempt}`, `{node}`.
+
+A walk of its own instead of `glob`: it visits each folder once whatever the links do, and says what it could not read.
+"""
+
+import difflib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from denpexd.errors import SettingsError
+
+_PLACEHOLDERS = {"job": r"[^/]+?", "rank": r"\d+", "attempt": r"\d+", "node": r"[^/]+?"}
+_TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]/]*\]|\{[^{}/]*\}|[^*?\[{]+|.")
+_MAGIC = re.compile(r"[*?\[{]")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A regular file that a pattern names; `identity` is device and inode, `link` whether the name is a link."""
+
+    path: str
+    identity: tuple[int, int]
+    link: bool
+
+
+class Template:
+    """An absolute path with placeholders, as `/logs/{job}/rank{rank}.log`; `*`, `?`, `[...]`, `**` as in a glob.
+
+    A hidden name needs its dot spelled out. `base`: the folder below which everything lies.
+    SettingsError for an unknown placeholder or a broken brace.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text if text.startswith("/") else f"{Path.cwd()}/{text}"
+        self.placeholders: set[str] = set()
+        parts = [part for part in self.text.split("/") if part not in ("", ".")]
+        self.steps: list[str | re.Pattern[str] | None] = [self._step(part) for part in parts]
+        named = "".join("(?:/[^/]+)*" if part == "**" else "/" + self._regex(part, named=True) for part in parts)
+        self._path = re.compile(named)
+        literal = next((i for i, step in enumerate(self.steps) if not isinstance(step, str)), len(self.steps) - 1)
+        self.base = "/" + "/".join(parts[:literal])
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The values of the placeholders if the path fits, else None."""
+        found = self._path.fullmatch(path)
+        return found.groupdict() if found else None
+
+    def _step(self, part: str) -> str | re.Pattern[str] | None:
+        if part == "**":
+            return None
+        return re.compile(self._regex(part, named=False)) if _MAGIC.search(part) else part
+
+    def _regex(self, part: str, *, named: bool) -> str:
+        pieces = ["" if part.startswith(".") else r"(?!\.)"]
+        for piece in _TOKEN.findall(part):
+            if piece.startswith("*"):
+                pieces.append("[^/]*")
+            elif piece == "?":
+                pieces.append("[^/]")
+            elif piece.startswith("[") and piece.endswith("]"):
+                pieces.append(_set(piece[1:-1]))
+            elif piece.startswith("{"):
+                pieces.append(self._placeholder(piece, named=named))
+            else:
+                pieces.append(re.escape(piece))
+        return "".join(pieces)
+
+    def _placeholder(self, token: str, *, named: bool) -> str:
+        name = token[1:-1]
+        if not token.endswith("}") or name not in _PLACEHOLDERS:
+            near = difflib.get_close_matches(name, _PLACEHOLDERS, n=1)
+            hint = f"did you mean {{{near[0]}}}?" if near else "known are {job}, {rank}, {attempt}, {node}"
+            raise SettingsError(f"paths: {self.text}: {token} is no placeholder; {hint}")
+        if not named:
+            return f"(?:{_PLACEHOLDERS[name]})"
+        if name in self.placeholders:
+            return f"(?P={name})"
+        self.placeholders.add(name)
+        return f"(?P<{name}>{_PLACEHOLDERS[name]})"
+
+
+class Walk:
+    """Expands patterns. `problem` is told (path, why) for every folder or file that should be readable and is not."""
+
+    def __init__(self, problem: Callable[[str, str], None]) -> None:
+        self._problem = problem
+
+    def files(self, template: Template) -> Iterator[Match]:
+        """Every regular file that the template names, each folder visited once."""
+        yield from self._below("", template.steps, 0, set())
+
+    def file(self, path: str) -> Iterator[Match]:
+        """The file itself, if it is there."""
+        yield from self._file(path, Path(path).is_symlink(), wanted=True)
+
+    def tree(self, root: str, accept: Callable[[str], bool]) -> Iterator[Match]:
+        """Every regular file below a folder whose name is accepted; hidden folders are left out."""
+        yield from self._tree(root, accept, set())
+
+    def _below(
+        self, folder: str, steps: list[str | re.Pattern[str] | None], at: int, seen: set[tuple[int, int, int]]
+    ) -> Iterator[Match]:
+        step, last = steps[at], at == len(steps) - 1
+        if isinstance(step, str):
+            path = f"{folder}/{step}"
+            if last:
+                yield from self._file(path, Path(path).is_symlink(), wanted=True)
+            else:
+                yield from self._below(path, steps, at + 1, seen)
+            return
+        if step is None and not self._first_time(folder, at, seen):
+            return
+        if step is None and not last:
+            yield from self._below(folder, steps, at + 1, seen)
+        for entry in self._entries(folder or "/"):
+            path = f"{folder}/{entry.name}"
+            if step is None:
+                if last:
+                    yield from self._file(path, entry.is_symlink(), wanted=False)
+                if _is_folder(entry) and not entry.name.startswith("."):
+                    yield from self._below(path, steps, at, seen)
+            elif step.fullmatch(entry.name):
+                if last:
+                    yield from self._file(path, entry.is_symlink(), wanted=True)
+                elif _is_folder(entry):
+                    yield from self._below(path, steps, at + 1, seen)
+
+    def _tree(self, folder: str, accept: Callable[[str], bool], seen: set[tuple[int, int, int]]) -> Iterator[Match]:
+        if not self._first_time(folder, 0, seen):
+            return
+        for entry in self._entries(folder):
+            path = f"{folder.rstrip('/')}/{entry.name}"
+            if entry.name.startswith("."):
+                continue
+            if _is_folder(entry):
+                yield from self._tree(path, accept, seen)
+            elif accept(path):
+                yield from self._file(path, entry.is_symlink(), wanted=False)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        # Links come last, so that a folder is found under its own name first.
+        try:
+            with os.scandir(folder) as entries:
+                return sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as problem:
+            self._problem(folder, f"cannot be listed by uid {os.geteuid()}: {problem.strerror}; grant read access")
+            return []
+
+    def _file(self, path: str, link: bool, *, wanted: bool) -> Iterator[Match]:
+        try:
+            info = os.stat(path)  # noqa: PTH116 - thousands at each rescan, a Path costs more than the call
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as problem:
+            self._problem(path, f"cannot be looked at: {problem.strerror}")
+            return
+        if stat.S_ISREG(info.st_mode):
+            yield Match(path, (info.st_dev, info.st_ino), link)
+        elif wanted:
+            kind = "a directory" if stat.S_ISDIR(info.st_mode) else "a FIFO, socket or device"
+            self._problem(path, f"is {kind} where a log file is expected: it is left out")
+
+    @staticmethod
+    def _first_time(folder: str, at: int, seen: set[tuple[int, int, int]]) -> bool:
+        try:
+            info = os.stat(folder or "/")  # noqa: PTH116 - as above
+        except OSError:
+            return True  # the listing will say why
+        key = (info.st_dev, info.st_ino, at)
+        if key in seen:
+            return False
+        seen.add(key)
+        return True
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False  # a loop of links
+
+
+def _set(inside: str) -> str:
+    negated = inside.startswith("!")
+    members = re.escape(inside[1:] if negated else inside).replace(r"\-", "-")
+    return f"[{'^/' if negated else ''}{members}]"
+
+
+def is_magic(text: str) -> bool:
+    """Does the path hold wildcards or placeholders?"""
+    return _MAGIC.search(text) is not None

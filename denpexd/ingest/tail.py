@@ -1,0 +1,304 @@
+"""Follow one file name through growth, rotation, truncation and replacement, without losing or repeating a line.
+
+What cannot be told apart: a file rewritten with equal bytes up to the offset. What cannot be had: bytes truncated away
+or deleted before they were read; bytes written to a renamed file after its successor had content, unless the renamed
+file is watched too (then its own tail goes on where this one stopped).
+"""
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from denpexd.ingest.cursor import Cursor
+from denpexd.ingest.open_files import OpenFiles
+from denpexd.ingest.positions import SPAN, Identity, Position
+
+CHUNK = 262144
+_CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: file times are coarse
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+
+def new_buffer(chunk: int = CHUNK) -> memoryview:
+    """A buffer to hand to `Tail.read`, for reads of up to `chunk` bytes; one serves all tails of a thread."""
+    return memoryview(bytearray(chunk + SPAN))
+
+
+@dataclass(frozen=True, slots=True)
+class TailRead:
+    """New bytes of a file, beginning at `offset` of its present content.
+
+    `event` happened before `data`: "rotated", "truncated", "replaced", "alias" (see `anew`), "vanished", "unreadable".
+    The last three are said once, on the change; `Tail.error` says why as long as it lasts.
+    `history`: stood in the file before the daemon came. `more`: read again without waiting.
+    """
+
+    data: bytes
+    offset: int
+    history: bool = False
+    event: str = ""
+    more: bool = False
+
+    @property
+    def anew(self) -> bool:
+        """Another content begins with `data`: an unfinished line before it will never be finished."""
+        return self.event in ("rotated", "truncated", "replaced", "alias")
+
+
+class Tail:
+    """One file under one name. Does nothing until `read`, and knows nothing of lines beyond where they begin.
+
+    `history`: what stands in the file when it is first opened, and has no saved position, was there before us.
+    `linger`: seconds for which a deleted file, or one whose successor is still empty, is kept open for late writes.
+    """
+
+    def __init__(
+        self, path: Path, position: Position | None, *, files: OpenFiles, history: bool, linger: float = 10.0
+    ) -> None:
+        self.path = path
+        self.busy = False
+        self.error: str | None = None
+        self._files, self._history, self._linger = files, history, linger
+        self._fd = -1
+        self._saved = position  # not yet compared with the file
+        self._identity: Identity | None = position.identity if position else None
+        self._at = Cursor()
+        self._at.offset = position.offset if position else 0
+        self._size = self._at.offset
+        self._state = ""  # "vanished", "unreadable", "alias": said, and lasting
+        self._due = ""  # a change of content that no result has told yet
+        self._quiet_since: float | None = None
+        self._seen, self._seen_at, self._calm = (-1, -1), 0.0, False
+
+    @property
+    def is_open(self) -> bool:
+        """A descriptor is open."""
+        return self._fd >= 0
+
+    def take_descriptor(self) -> int:
+        """Give up the descriptor (the caller closes it); what was read stays known."""
+        fd, self._fd = self._fd, -1
+        return fd
+
+    @property
+    def lag(self) -> int:
+        """Bytes known to be there and not yet read, as of the last read."""
+        return max(0, self._size - self._at.offset - self._at.nul_tail)
+
+    @property
+    def position(self) -> Position | None:
+        """The beginning of the last unfinished line among what was handed out; None before the file was seen.
+
+        Store it together with the effects of the data, before the next read.
+        """
+        if self._saved is not None or self._identity is None:
+            return self._saved
+        return self._at.position(str(self.path), self._identity)
+
+    def close(self) -> None:
+        """Give the file up (not while a read is running); a later tail of it goes on here, under whatever name."""
+        self._files.enter(self)
+        self._leave()
+        self._files.leave(self)
+
+    def read(self, buffer: memoryview, now: float) -> TailRead:
+        """What is new, at most `len(buffer) - SPAN` bytes; never blocks on a local file. `now`: monotonic seconds.
+
+        No exception for anything the file system does: see `TailRead.event` and `error`.
+        """
+        self._files.enter(self)
+        try:
+            return self._read(buffer, now)
+        except OSError as problem:
+            if problem.errno == errno.ESTALE and self._fd >= 0:
+                os.close(self.take_descriptor())
+            return self._silent("unreadable", self._explain(problem))
+        finally:
+            self._files.leave(self)
+
+    def _read(self, view: memoryview, now: float) -> TailRead:
+        named, problem = self._look()
+        if named is not None and _identity(named) == self._identity:
+            self._quiet_since = None
+            if self._unchanged(named, now):
+                return TailRead(b"", self._at.offset)
+            return self._follow(named.st_size, view) if self._fd >= 0 or self._reopen() else self._taken()
+        if self._fd >= 0 or (named is not None and self._reach_renamed()):
+            return self._drain(named, problem, view, now)
+        if named is not None:
+            if self._identity is not None:
+                self._leave("replaced")
+            return self._begin(view)
+        return self._absent(problem)
+
+    def _look(self) -> tuple[os.stat_result | None, str]:
+        """What the name means now: a regular file, or None with the reason ("" if it does not exist)."""
+        try:
+            info = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None, ""
+        except OSError as problem:
+            return None, self._explain(problem)
+        if not stat.S_ISREG(info.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
+            return None, f"{self.path} is {kind}; only regular files are read: name a log file, or leave it out"
+        return info, ""
+
+    def _unchanged(self, named: os.stat_result, now: float) -> bool:
+        # Trusted only after a full look some time after the change, since two writes can share one time stamp.
+        seen = (named.st_size, named.st_mtime_ns)
+        if seen != self._seen:
+            self._seen, self._seen_at, self._calm = seen, now, False
+        elif self._calm and named.st_size <= self._at.offset + self._at.nul_tail:
+            return True
+        self._calm = self._state == "" and now - self._seen_at >= _CALM
+        return False
+
+    def _follow(self, size: int, view: memoryview) -> TailRead:
+        """The name means the open file: what is new in it."""
+        data = self._at.pull(self._fd, view)
+        if data is None:
+            self._at, self._due = Cursor(), "truncated"
+            data = self._at.pull(self._fd, view) or b""
+        self._size = size
+        event, self._due = self._due, ""
+        self.error, self._state = None, ""
+        begin = self._at.offset - len(data)
+        return TailRead(data, begin, begin < self._at.boundary, event, self._at.full)
+
+    def _drain(self, named: os.stat_result | None, problem: str, view: memoryview, now: float) -> TailRead:
+        """The name is gone or means another file: finish ours, then go over to the other once it has content."""
+        data = self._at.pull(self._fd, view)
+        if data or self._quiet_since is None:
+            self._quiet_since = now
+        if data or self._at.full:
+            data = data or b""
+            begin = self._at.offset - len(data)
+            return TailRead(data, begin, begin < self._at.boundary, more=True)
+        quiet = now - self._quiet_since >= self._linger
+        if named is None:
+            if quiet and os.fstat(self._fd).st_nlink == 0:
+                self._let_go()
+            return self._absent(problem)
+        if named.st_size > 0 or quiet:
+            self._leave("rotated")
+            return self._begin(view)
+        return TailRead(b"", self._at.offset)
+
+    def _absent(self, problem: str) -> TailRead:
+        if problem:
+            return self._silent("unreadable", problem)
+        return self._silent("vanished", f"{self.path} does not exist (any more); reading starts when it appears")
+
+    def _silent(self, state: str, error: str) -> TailRead:
+        """Nothing can be read; the event is the state's name on entry and nothing while it lasts."""
+        event = state if state != self._state else ""
+        self._state, self.error, self._calm = state, error, False
+        return TailRead(b"", self._at.offset, event=event)
+
+    def _taken(self) -> TailRead:
+        return self._silent("alias", f"{self.path} is a second name of a file that is read already: read once")
+
+    def _explain(self, problem: OSError) -> str:
+        why = problem.strerror or str(problem)
+        if problem.errno in (errno.EACCES, errno.EPERM):
+            return f"{self.path} may not be read by uid {os.geteuid()} ({why}): grant read access, no restart needed"
+        if problem.errno in (errno.EMFILE, errno.ENFILE):
+            return f"{self.path} cannot be opened ({why}): raise the descriptor limit (ulimit -n, LimitNOFILE=)"
+        return f"{self.path} cannot be read ({why}); trying again at each sweep"
+
+    def _open(self, path: Path) -> tuple[int, os.stat_result]:
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as problem:
+            if problem.errno not in (errno.EMFILE, errno.ENFILE) or not self._files.make_room():
+                raise
+            fd = os.open(path, _FLAGS)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file")
+        return fd, info
+
+    def _begin(self, view: memoryview) -> TailRead:
+        """Start on the file that has the name now: at 0, or where another tail of the same file stopped."""
+        fd, info = self._open(self.path)
+        identity = _identity(info)
+        if not self._files.claim(identity, self):
+            os.close(fd)
+            return self._taken()
+        self._fd, self._identity, self._at, self._quiet_since = fd, identity, Cursor(), None
+        known = self._files.recall(identity)
+        if known is not None and known.known and known.matches(fd):
+            self._at.adopt(fd, known)
+        elif self._history:
+            self._at.boundary = info.st_size
+        self._history = False
+        return self._follow(info.st_size, view)
+
+    def _reopen(self) -> bool:
+        """Open again what we know by a saved position or from before the descriptor was evicted; False: taken."""
+        fd, info = self._open(self.path)
+        if _identity(info) != self._identity:
+            os.close(fd)
+            raise OSError(errno.ESTALE, "renamed between two looks")
+        if not self._files.claim(self._identity, self):
+            os.close(fd)
+            return False
+        self._fd = fd
+        self._settle(self._saved is not None and self._saved.matches(fd))
+        return True
+
+    def _settle(self, same: bool) -> None:
+        """A saved position was compared with the file: take it up, or start over."""
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._history = False
+            self._at = Cursor()
+            if same:
+                self._at.adopt(self._fd, saved)
+            else:
+                self._due = "replaced"
+
+    def _reach_renamed(self) -> bool:
+        """Open our file under its new name in the same folder: it was renamed while nobody held it open."""
+        position = self.position
+        if position is None or not position.known:
+            return False
+        found = self._files.find_renamed(self.path.parent, position.identity)
+        if found is None:
+            return False
+        try:
+            fd, info = self._open(found)
+        except OSError:
+            return False
+        ours = _identity(info) == position.identity and position.matches(fd)
+        if not ours or not self._files.claim(position.identity, self):
+            os.close(fd)
+            return False
+        self._fd = fd
+        self._settle(True)
+        return True
+
+    def _leave(self, why: str = "") -> None:
+        """Done with this file; its position is kept for whoever meets it under another name."""
+        position = self.position
+        if position is not None:
+            self._history = False
+            if position.known:
+                self._files.leave_behind(position)
+        self._let_go()
+        self._saved = self._identity = None
+        self._at, self._due = Cursor(), why or self._due
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            os.close(self.take_descriptor())
+        if self._identity is not None:
+            self._files.release(self._identity, self)
+
+
+def _identity(info: os.stat_result) -> Identity:
+    return info.st_dev, info.st_ino

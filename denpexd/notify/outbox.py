@@ -1,0 +1,311 @@
+"""What must survive kill -9: positions, incidents, keys, unsent messages, the journal. One SQLite file, one writer.
+
+Everything a batch of input caused is written in one transaction, so after a crash the input is read again exactly
+from where its consequences are missing. Pending messages and keys are also held in memory: where the disk is full or
+gone the daemon goes on with them (at least once, but not durable) and writes everything as soon as it can again.
+Methods may be called from any thread; those marked "disk" can block and belong into a worker thread.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from denpexd.clock import Clock, SystemClock
+from denpexd.errors import StateError
+from denpexd.notify.database import Database, Statement
+from denpexd.notify.policy import Delivery, Sent, Verdict
+from denpexd.notify.redact import redact, redact_value, redact_verdict
+from denpexd.notify.rows import (
+    MAX_JOURNAL,
+    MAX_KEYS,
+    PRUNE,
+    SCHEMA,
+    SCHEMA_VERSION,
+    Row,
+    delivery_row,
+    delivery_statement,
+    incident_statement,
+    position_statement,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 10_000
+PRUNE_EVERY = 256  # commits
+# No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
+LONGEST_WAIT = 900.0
+
+
+class Store:
+    """The state of one daemon; a context manager. `recovered` says what was set aside when the file was damaged."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self.recovered: str | None = None
+        self.counters = {"state_write_errors": 0, "redactions": 0, "outbox_dropped": 0}
+        self._database = Database(path, SCHEMA, SCHEMA_VERSION)
+        self._clock: Clock = clock or SystemClock()
+        self._memory, self._disk = threading.Lock(), threading.Lock()
+        self._rows: dict[int, Row] = {}  # pending, in order of id
+        self._leased: set[int] = set()
+        self._last: dict[str, dict[str, Sent]] = {}  # by incident, by sink
+        self._keys: dict[str, str] = {}
+        self._unsaved: dict[tuple[object, ...], Statement] = {}
+        self._failing = self._told = False
+        self._next_delivery = self._next_journal = 1
+        self._commits = 0
+
+    def open(self) -> "Store":
+        """Take the lock and load what is pending (disk); StateError if another daemon has it or it is unusable."""
+        self.recovered = self._database.open()
+        if self.recovered:
+            log.warning("%s", self.recovered)
+        rows = self._database.rows
+        self._keys = dict(rows("SELECT fingerprint, key FROM keys ORDER BY rowid"))
+        for row in map(delivery_row, rows("SELECT * FROM deliveries WHERE state = 'pending' ORDER BY id")):
+            self._rows[row.id] = row
+        # SQLite takes the bare column from the row that has the maximum.
+        for sink, key, revision, event in rows("SELECT sink, key, max(revision), event FROM deliveries GROUP BY 1, 2"):
+            self._last.setdefault(key, {})[sink] = Sent(revision, event)
+        self._next_delivery = rows("SELECT coalesce(max(id), 0) + 1 FROM deliveries")[0][0]
+        self._next_journal = rows("SELECT coalesce(max(id), 0) + 1 FROM journal")[0][0]
+        return self
+
+    def close(self) -> None:
+        """Write what could not be written before, if that works now, and free the lock (disk)."""
+        self._write({})
+        with self._disk:
+            self._database.close()
+
+    def __enter__(self) -> "Store":
+        return self.open()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def commit(
+        self,
+        *,
+        positions: Mapping[str, bytes | str | None] | None = None,
+        incidents: Sequence[Verdict] = (),
+        deliveries: Sequence[Delivery] = (),
+        journal: Sequence[str] = (),
+    ) -> None:
+        """Write a batch in one transaction (disk); a position None is forgotten, a revision known already is skipped.
+
+        Everything is redacted before it is written. StateError when writing begins to fail, once; until it works
+        again further batches are kept in memory without an error. Messages can be sent after this, in either case.
+        """
+        batch: dict[tuple[object, ...], Statement] = {}
+        for source, value in (positions or {}).items():
+            batch["position", source] = position_statement(source, value)
+        for verdict in incidents:
+            batch["incident", verdict["key"]] = incident_statement(self._clean(verdict), self._clock.wall())
+        rows = list(self._new_rows(deliveries))
+        batch |= {("delivery", row.id): delivery_statement(row) for row in rows}
+        for line in journal:
+            values = (self._next_journal, self._line(line))
+            batch["journal", self._next_journal] = ("INSERT OR REPLACE INTO journal VALUES (?,?)", values)
+            self._next_journal += 1
+        self._commits += 1
+        if self._commits % PRUNE_EVERY == 0:
+            batch |= {("prune", sql): (sql, values) for sql, values in PRUNE}
+        error = self._write(batch)
+        # Visible to the senders only now: a message must not arrive before its key is on disk.
+        with self._memory:
+            self._rows |= {row.id: row for row in rows}
+        self._drop_overflow()
+        if error is not None and not self._told:
+            self._told = True
+            raise error
+
+    def _new_rows(self, deliveries: Sequence[Delivery]) -> Iterator[Row]:
+        now = self._clock.wall()
+        for delivery in deliveries:
+            told = self._last.setdefault(delivery.key, {})
+            last = told.get(delivery.sink)
+            if last is not None and delivery.revision <= last.revision:
+                continue
+            told[delivery.sink] = Sent(delivery.revision, delivery.event)
+            if len(self._last) > MAX_KEYS:
+                del self._last[next(iter(self._last))]
+            clean = replace(delivery, verdict=self._clean(delivery.verdict))
+            yield Row(self._next_delivery, clean, "pending", 0, now, now)
+            self._next_delivery += 1
+
+    def _clean(self, verdict: Verdict) -> dict[str, object]:
+        clean, found = redact_verdict(verdict)
+        self.counters["redactions"] += found
+        return clean
+
+    def _line(self, line: str) -> str:
+        try:
+            value, found = redact_value(json.loads(line))
+            clean = json.dumps(value, separators=(",", ":")) if found else line
+        except ValueError:
+            clean, found = redact(line)
+        self.counters["redactions"] += found
+        return clean
+
+    def _write(self, batch: Mapping[tuple[object, ...], Statement]) -> StateError | None:
+        with self._memory:
+            self._unsaved.update(batch)
+        with self._disk:
+            with self._memory:
+                written = dict(self._unsaved)
+            if not written:
+                return None
+            try:
+                self._database.write(written.values())
+            except StateError as error:
+                self._failed(error)
+                return error
+            with self._memory:
+                for name, statement in written.items():
+                    if self._unsaved.get(name) is statement:
+                        del self._unsaved[name]
+            if self._failing:
+                log.info("state is written again; nothing was lost in between")
+            self._failing = self._told = False
+        return None
+
+    def _failed(self, error: StateError) -> None:
+        self.counters["state_write_errors"] += 1
+        if not self._failing:
+            log.error("%s; going on in memory: alerts are sent, but would not survive a restart", error)
+        self._failing = True
+        with self._memory:
+            lines = [name for name in self._unsaved if name[0] == "journal"]
+            for name in lines[:-MAX_JOURNAL]:
+                del self._unsaved[name]
+
+    def _drop_overflow(self) -> None:
+        with self._memory:
+            excess = max(0, len(self._rows) - MAX_PENDING)
+            oldest = [row for row in self._rows.values() if row.id not in self._leased][:excess]
+        for row in oldest:
+            self.counters["outbox_dropped"] += 1
+            self.dead(row, f"more than {MAX_PENDING} messages waited")
+
+    def remember(self, fingerprint: str, make: Callable[[], str]) -> str:
+        """The key stored for a fingerprint (job, attempt, stop); made once, written with the next commit."""
+        with self._memory:
+            if fingerprint not in self._keys:
+                key = self._keys[fingerprint] = make()
+                self._unsaved["key", fingerprint] = ("INSERT OR REPLACE INTO keys VALUES (?,?)", (fingerprint, key))
+                if len(self._keys) > MAX_KEYS:
+                    del self._keys[next(iter(self._keys))]
+            return self._keys[fingerprint]
+
+    def positions(self) -> dict[str, str]:
+        """Where each source was read to (disk)."""
+        with self._disk:
+            rows = self._database.rows("SELECT source, value FROM positions")
+        return {os.fsdecode(source): value for source, value in rows}
+
+    def incidents(self, state: str | None = None, limit: int = 1000) -> list[Verdict]:
+        """The incidents, last changed first; `state` open or closed (disk)."""
+        with self._disk:
+            sql = "SELECT * FROM incidents WHERE ? IN ('', state) ORDER BY updated DESC LIMIT ?"
+            rows = self._database.rows(sql, (state or "", limit))
+        with self._memory:
+            fresh = [values for name, (_, values) in self._unsaved.items() if name[0] == "incident"]
+        found = {values[0]: values for values in [*rows, *fresh]}
+        chosen = sorted((v for v in found.values() if state in (None, v[1])), key=lambda v: -v[2])
+        return [json.loads(verdict) for _, _, _, verdict in chosen[:limit]]
+
+    def incident(self, key: str) -> Verdict | None:
+        """The last verdict of one incident (disk)."""
+        with self._memory:
+            fresh = self._unsaved.get(("incident", key))
+        if fresh is not None:
+            return dict(json.loads(fresh[1][3]))
+        with self._disk:
+            rows = self._database.rows("SELECT verdict FROM incidents WHERE key = ?", (key,))
+        return dict(json.loads(rows[0][0])) if rows else None
+
+    def journal(self) -> list[str]:
+        """The journal, oldest line first (disk)."""
+        with self._disk:
+            return [line for (line,) in self._database.rows("SELECT line FROM journal ORDER BY id")]
+
+    def sent(self, key: str) -> dict[str, Sent]:
+        """The last message planned about an incident, by sink; what `policy.plan` asks for."""
+        return dict(self._last.get(key, {}))
+
+    def told_open(self, sink: str) -> list[Verdict]:
+        """The open incidents that a sink was told of and not yet told to be over (disk)."""
+        found = []
+        for verdict in self.incidents("open"):
+            last = self.sent(str(verdict["key"])).get(sink)
+            if last is not None and last.event != "closed":
+                found.append(verdict)
+        return found
+
+    def due(self, now: float, sink: str | None = None, limit: int = 100) -> list[Row]:
+        """Messages that may be sent now (Unix seconds), oldest first; of one incident and sink only the oldest."""
+        return [row for row in self._heads(sink) if not now < row.not_before <= now + LONGEST_WAIT][:limit]
+
+    def next_due(self, sink: str) -> float | None:
+        """When the next message of a sink may be sent, Unix seconds; None if none waits."""
+        return min((row.not_before for row in self._heads(sink)), default=None)
+
+    def _heads(self, sink: str | None) -> list[Row]:
+        heads: dict[tuple[str, str], Row] = {}
+        with self._memory:
+            for row in self._rows.values():
+                if sink in (None, row.delivery.sink):
+                    heads.setdefault(row.slot, row)
+            return [row for row in heads.values() if row.id not in self._leased]
+
+    def lease(self, row: Row) -> None:
+        """Keep a message from being handed out again until its fate is known; a crash frees it."""
+        with self._memory:
+            self._leased.add(row.id)
+
+    def release(self, row: Row) -> None:
+        """Give a leased message back as it was."""
+        with self._memory:
+            self._leased.discard(row.id)
+
+    def done(self, row: Row) -> None:
+        """The message has arrived (disk)."""
+        self._finish(replace(row, state="sent", error="", delivery=replace(row.delivery, verdict={})))
+
+    def dead(self, row: Row, reason: str) -> None:
+        """The message will not be sent; it stays visible with the reason (disk)."""
+        self._finish(replace(row, state="dead", error=reason))
+
+    def _finish(self, row: Row) -> None:
+        with self._memory:
+            self._rows.pop(row.id, None)
+            self._leased.discard(row.id)
+        self._write({("delivery", row.id): delivery_statement(row)})
+
+    def retry(self, row: Row, not_before: float, reason: str) -> None:
+        """The message is tried again, not before a time in Unix seconds (disk)."""
+        again = replace(row, attempts=row.attempts + 1, not_before=not_before, error=reason)
+        with self._memory:
+            self._rows[row.id] = again
+            self._leased.discard(row.id)
+        self._write({("delivery", row.id): delivery_statement(again)})
+
+    def dead_letters(self, limit: int = 100) -> list[Row]:
+        """Messages that were given up, newest first (disk)."""
+        with self._disk:
+            sql = "SELECT * FROM deliveries WHERE state = 'dead' ORDER BY id DESC LIMIT ?"
+            return [delivery_row(values) for values in self._database.rows(sql, (limit,))]
+
+    def pending(self) -> int:
+        """How many messages wait."""
+        with self._memory:
+            return len(self._rows)
+
+    def oldest_age(self, now: float) -> float:
+        """Age in seconds of the oldest message that waits, 0 if none; `now` in Unix seconds."""
+        with self._memory:
+            return max((now - row.created for row in self._rows.values()), default=0.0)

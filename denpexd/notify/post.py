@@ -1,0 +1,109 @@
+"""One HTTP POST of JSON, and what its outcome means for the outbox.
+
+2xx is arrival. 408, 429, 5xx and everything below HTTP (names, connections, TLS, time-outs) may work later. All other
+answers will not get better by repeating: redirects too, which are never followed, since a verdict goes only where the
+configuration says. Reasons never hold the URL, which may be a secret.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC
+from email.utils import parsedate_to_datetime
+from urllib.parse import urlsplit
+
+import httpx
+
+from denpexd import __version__
+from denpexd.errors import DeliveryError
+from denpexd.notify.redact import redact
+from denpexd.notify.text import cut_chars, one_line
+
+TIMEOUT = 10.0
+MAX_RETRY_AFTER = 600.0
+USER_AGENT = f"denpexd/{__version__}"
+_RETRYABLE = {408, 429}
+
+
+def new_client() -> httpx.AsyncClient:
+    """The HTTP client that all sinks share: certificates checked, no redirects, proxies from the environment."""
+    # Both print whole URLs, and with them the secret of a webhook, at their own level of detail.
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    limits = httpx.Limits(max_connections=32, max_keepalive_connections=8, keepalive_expiry=30.0)
+    return httpx.AsyncClient(follow_redirects=False, timeout=TIMEOUT, limits=limits)
+
+
+async def post_json(
+    client: httpx.AsyncClient,
+    url: str,
+    payload: object,
+    *,
+    headers: Mapping[str, str],
+    wall: float,
+    timeout: float = TIMEOUT,  # noqa: ASYNC109  the limit belongs to the request, and its excess is a DeliveryError
+) -> None:
+    """POST and return on 2xx; DeliveryError otherwise. `wall` is Unix seconds, `timeout` the limit of the whole."""
+    sent = {**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT}
+    try:
+        async with asyncio.timeout(timeout):
+            async with client.stream("POST", url, content=json.dumps(payload), headers=sent) as response:
+                if not response.is_success:
+                    raise await _refusal(response, wall)
+    except TimeoutError:
+        raise DeliveryError(f"no answer within {timeout:g} s", retryable=True) from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+        raise DeliveryError("the configured URL is not valid", retryable=False) from None
+    except httpx.HTTPError as error:
+        raise DeliveryError(_network_reason(error), retryable=True) from None
+
+
+async def _refusal(response: httpx.Response, wall: float) -> DeliveryError:
+    status = response.status_code
+    if response.is_redirect:
+        target = urlsplit(response.headers.get("Location", ""))
+        where = f" to {target.scheme}://{target.hostname}" if target.hostname else ""
+        return DeliveryError(f"HTTP {status}: redirected{where}; configure the final address", retryable=False)
+    retryable = status in _RETRYABLE or status >= 500
+    after = retry_after(response.headers.get("Retry-After"), wall) if retryable else None
+    reason = f"HTTP {status} {response.reason_phrase}".rstrip()
+    if body := await _beginning(response):
+        reason += f": {body}"
+    return DeliveryError(reason, retryable=retryable, after=after)
+
+
+async def _beginning(response: httpx.Response) -> str:
+    found = b""
+    try:
+        async for chunk in response.aiter_raw():
+            found += chunk
+            if len(found) >= 2000:
+                break
+    except httpx.HTTPError:
+        return ""
+    return cut_chars(one_line(redact(found[:2000].decode("utf-8", "replace"))[0]), 200)
+
+
+def retry_after(value: str | None, wall: float) -> float | None:
+    """Seconds to wait by a Retry-After header (seconds or HTTP date), 0 to 600; None if absent or malformed."""
+    if value is None:
+        return None
+    try:
+        if value.strip().isdecimal():
+            seconds = float(value)
+        else:
+            when = parsedate_to_datetime(value)
+            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - wall
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+
+
+def _network_reason(error: httpx.HTTPError) -> str:
+    # The innermost cause says what happened ("certificate has expired"), httpx often only that all attempts failed.
+    cause: BaseException = error
+    while cause.__cause__ is not None or cause.__context__ is not None:
+        cause = cause.__cause__ or cause.__context__ or cause
+    text = cut_chars(one_line(redact(str(cause))[0]), 200)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,315 @@
+"""A verdict for people: the terminal report, Markdown, and title and body for chat services. Pure.
+
+The first line is the answer. Everything quoted from a job is escaped for its destination here; secrets were taken
+out before (`redact`).
+"""
+
+import re
+from collections.abc import Mapping
+
+from denpexd.notify.policy import Verdict
+from denpexd.notify.text import (
+    cells,
+    cut,
+    cut_chars,
+    excerpt,
+    items,
+    moment,
+    one_line,
+    rank_list,
+    rank_words,
+    ranks,
+    string,
+    wrap,
+)
+
+TITLE_LIMIT = 250
+_STYLES = {"critical": "1;31", "high": "31", "medium": "33", "low": "36", "closed": "32"}
+_STYLES |= {"confirmed": "32", "likely": "33", "undetermined": "35", "head": "1", "dim": "2", "command": "36"}
+_STYLES |= {"read-only": "32", "config": "33", "restart": "33", "disruptive": "31"}
+
+
+class _Page:
+    """Lines of a report, with or without colour."""
+
+    def __init__(self, color: bool, width: int) -> None:
+        self.color, self.width = color, max(40, width)
+        self.lines: list[str] = []
+
+    def paint(self, text: str, style: str) -> str:
+        code = _STYLES.get(style)
+        return f"\x1b[{code}m{text}\x1b[0m" if self.color and code and text else text
+
+    def head(self, text: str) -> None:
+        self.lines += ["", self.paint(text, "head")]
+
+    def text(self, text: str, indent: str = "  ", hang: str | None = None, style: str = "") -> None:
+        self.lines += [self.paint(line, style) for line in wrap(text, self.width, indent, hang)]
+
+    def section(self, head: str, text: str) -> None:
+        if text:
+            self.head(head)
+            self.text(text)
+
+    def command(self, text: str, indent: str = "     ") -> None:
+        # Never cut or wrapped: it is there to be copied.
+        for line in text.splitlines():
+            self.lines.append(indent + self.paint(f"$ {line}", "command"))
+
+
+def kind_word(verdict: Verdict) -> str:
+    """HANG, or the category in capitals, or CLOSED."""
+    if verdict.get("state") == "closed":
+        return "CLOSED"
+    return "HANG" if verdict.get("hang") else one_line(verdict.get("category") or "failure").upper()
+
+
+def who(verdict: Verdict) -> str:
+    """`rank 0 of 4`, `ranks 2,5`, or that no rank can be named."""
+    initiating = ranks(verdict, "initiating_ranks")
+    if not initiating:
+        return "rank not determined"
+    nodes = verdict.get("nodes")
+    known = {int(rank) for rank in nodes if str(rank).isdigit()} if isinstance(nodes, Mapping) else set()
+    world = known.union(initiating, ranks(verdict, "collateral_ranks"), ranks(verdict, "unheard_ranks")) - {-1}
+    return rank_words(initiating) + (f" of {len(world)}" if len(world) > len(initiating) else "")
+
+
+def report(verdict: Verdict, *, color: bool, width: int) -> str:
+    """The whole report for a terminal of `width` columns, without a line end at the end."""
+    page = _Page(color, width)
+    page.lines.append(_first_line(verdict, page))
+    page.text(string(verdict, "quick_answer"))
+    _facts(verdict, page)
+    page.section("What happened", string(verdict, "root_cause"))
+    _evidence(verdict, page)
+    _against(verdict, page)
+    _missing(verdict, page)
+    _remedy(verdict, page)
+    _links(verdict, page)
+    return "\n".join(page.lines)
+
+
+def _first_line(verdict: Verdict, page: _Page) -> str:
+    closed = verdict.get("state") == "closed"
+    style = "closed" if closed else string(verdict, "severity")
+    certainty = one_line(verdict.get("certainty") or "undetermined")
+    mark = "✔" if closed else "●"
+    plain = f"{mark} {kind_word(verdict)}  {who(verdict)}  "
+    room = page.width - cells(plain) - len(certainty) - 4
+    title = cut(one_line(verdict.get("title") or verdict.get("failure")), max(20, room))
+    start = page.paint(f"{mark} {kind_word(verdict)}", style)
+    return f"{start}  {who(verdict)}  {page.paint(title, 'head')}  ({page.paint(certainty, certainty)})"
+
+
+def _facts(verdict: Verdict, page: _Page) -> None:
+    nodes = verdict.get("nodes")
+    at = {str(rank): node for rank, node in nodes.items()} if isinstance(nodes, Mapping) else {}
+    initiating = ranks(verdict, "initiating_ranks")
+    on = sorted({one_line(at[str(r)]) for r in initiating if str(r) in at})
+    collateral, unheard = ranks(verdict, "collateral_ranks"), ranks(verdict, "unheard_ranks")
+    attempt = verdict.get("attempt")
+    rows = (
+        ("job", one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in (None, 0) else "")),
+        ("started by", (rank_words(initiating) if initiating else "") + (f" on {', '.join(on)}" if on else "")),
+        ("victims", rank_words(collateral) if collateral else ""),
+        ("not heard", rank_words(unheard) if unheard else ""),
+        ("step", one_line(verdict.get("step"))),
+        ("since", moment(verdict.get("opened_t"))),
+        (
+            "severity",
+            f"{one_line(verdict.get('severity'))}, a matter of {one_line(verdict.get('domain') or 'unknown')}",
+        ),
+        ("incident", f"{one_line(verdict.get('key'))}, revision {one_line(verdict.get('revision'))}"),
+    )
+    page.lines.append("")
+    page.lines += [
+        f"  {page.paint(f'{name:<11}', 'dim')}{cut(value, page.width - 13)}" for name, value in rows if value
+    ]
+
+
+def _evidence(verdict: Verdict, page: _Page) -> None:
+    found = items(verdict, "evidence")
+    if not found:
+        return
+    page.head("Evidence")
+    for number, item in enumerate(found):
+        page.lines += [""] if number else []
+        page.lines.append("  " + page.paint(_origin(item), "dim"))
+        page.lines += ["  │ " + cut(line, page.width - 4) for line in excerpt(str(item.get("text", "")))]
+        if means := one_line(item.get("means")):
+            page.text(means, "  └ ", "    ")
+
+
+def _origin(item: Mapping[str, object]) -> str:
+    rank = item.get("rank")
+    where = "launcher" if rank == -1 else f"rank {one_line(rank)}"
+    if source := one_line(item.get("source")):
+        where += f"  {source}" + (f":{one_line(item['offset'])}" if item.get("offset") else "")
+    return where + (f"  {when}" if (when := moment(item.get("t"))) else "")
+
+
+def _against(verdict: Verdict, page: _Page) -> None:
+    against, others = items(verdict, "against"), items(verdict, "alternatives")
+    if against or others:
+        page.head("What speaks against it")
+    for item in against:
+        page.text(f"{one_line(item.get('text'))} {one_line(item.get('means'))}".strip(), "  - ", "    ")
+    for item in others:
+        page.text(f"{one_line(item.get('failure'))}: {one_line(item.get('why_not'))}", "  - not ", "    ")
+
+
+def _missing(verdict: Verdict, page: _Page) -> None:
+    wanted = items(verdict, "missing")
+    if wanted:
+        page.head("What is missing")
+    for item in wanted:
+        page.text(one_line(item.get("fact") or item.get("text")), "  - ", "    ")
+        page.text(one_line(item.get("how")), "    → ", "      ")
+
+
+def _remedy(verdict: Verdict, page: _Page) -> None:
+    steps = items(verdict, "remediation")
+    if steps or string(verdict, "fallback") or string(verdict, "mitigation"):
+        page.head("What to do")
+    for number, step in enumerate(steps, 1):
+        risk = one_line(step.get("risk"))
+        page.text(
+            one_line(step.get("do") or step.get("text")) + (f" [{risk}]" if risk else ""), f"  {number}. ", "     "
+        )
+        if risk and page.color:
+            page.lines[-1] = page.lines[-1].replace(f"[{risk}]", page.paint(f"[{risk}]", risk))
+        page.command(string(step, "command"))
+    for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
+        if text := one_line(verdict.get(name)):
+            page.text(f"{label}: {text}", "  ", "  ")
+    if safe := one_line(verdict.get("resume_safe")):
+        page.text(f"Resume from the last checkpoint: {safe}", "  ", "  ")
+    if command := string(verdict, "verification"):
+        page.head("How to check that it worked")
+        page.command(command, "  ")
+    page.section("How to prevent it", one_line(verdict.get("prevention")))
+
+
+def _links(verdict: Verdict, page: _Page) -> None:
+    page.head("More")
+    page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "  ")
+    references = verdict.get("references")
+    page.lines += [f"  {one_line(url)}" for url in references] if isinstance(references, list | tuple) else []
+
+
+def summary_text(verdict: Verdict, limit: int) -> tuple[str, str]:
+    """Title (at most 250 characters) and plain body (at most `limit`) for chat services, the important first."""
+    job, certainty = one_line(verdict.get("job")), one_line(verdict.get("certainty"))
+    start = f"[{one_line(verdict.get('severity'))}] {kind_word(verdict)} {job + ' ' if job else ''}{who(verdict)}: "
+    title = cut_chars(start + f"{one_line(verdict.get('title'))} ({certainty})", TITLE_LIMIT)
+    parts = [one_line(verdict.get("quick_answer") or verdict.get("summary"))]
+    if collateral := ranks(verdict, "collateral_ranks"):
+        parts.append(f"Only victims: {rank_words(collateral)}.")
+    if verdict.get("state") == "closed":
+        parts = [f"Closed at {moment(verdict.get('updated_t'))}. {parts[0]}".strip()]
+    else:
+        parts += _short_quotes(verdict)
+        wanted = items(verdict, "missing")[:2]
+        parts += [f"Missing: {one_line(m.get('fact'))}\n  {one_line(m.get('how'))}" for m in wanted]
+        parts += _short_steps(verdict)
+    parts.append(f"denpexd explain {one_line(verdict.get('failure'))}  |  incident {one_line(verdict.get('key'))}")
+    return title, _fit([part for part in parts if part], limit)
+
+
+def _short_quotes(verdict: Verdict) -> list[str]:
+    quotes = []
+    for item in items(verdict, "evidence")[:3]:
+        last = cut(excerpt(str(item.get("text", "")))[-1].strip(), 300)
+        quotes.append(f"{_origin(item)}\n> {last}\n  {one_line(item.get('means'))}".rstrip())
+    return quotes
+
+
+def _short_steps(verdict: Verdict) -> list[str]:
+    steps = []
+    for number, step in enumerate(items(verdict, "remediation")[:3], 1):
+        command = string(step, "command")
+        steps.append(f"{number}. {one_line(step.get('do'))}" + (f"\n   $ {command}" if command else ""))
+    return ["What to do:\n" + "\n".join(steps)] if steps else []
+
+
+def _fit(parts: list[str], limit: int) -> str:
+    # The last part names the incident and is kept; what does not fit before it is cut.
+    *body, tail = parts
+    room = limit - len(tail) - 2
+    if room < 40:
+        return cut_chars("\n\n".join(parts), limit)
+    return "\n\n".join([cut_chars("\n\n".join(body), room), tail] if body else [tail])
+
+
+def markdown(verdict: Verdict) -> str:
+    """The report as GitHub-flavoured Markdown; quotations in code fences that they cannot close."""
+    lines = [f"# {kind_word(verdict)}: {_md(verdict.get('title'))} ({_md(verdict.get('certainty'))})", ""]
+    lines += [_md(verdict.get("quick_answer")), ""]
+    lines += [f"| | |\n|---|---|\n| Started by | {_md(who(verdict))} |"]
+    for label, name in (("Victims", "collateral_ranks"), ("Not heard", "unheard_ranks")):
+        if found := ranks(verdict, name):
+            lines.append(f"| {label} | {_md(rank_list(found))} |")
+    for label, value in (
+        ("Job", verdict.get("job")),
+        ("Attempt", verdict.get("attempt")),
+        ("Step", verdict.get("step")),
+        ("Since", moment(verdict.get("opened_t"))),
+        ("Severity", verdict.get("severity")),
+        ("Failure", verdict.get("failure")),
+        ("Incident", verdict.get("key")),
+    ):
+        lines += [f"| {label} | {_md(value)} |"] if value not in (None, "") else []
+    lines += _md_text("What happened", verdict.get("root_cause"))
+    lines += _md_quotes(verdict) + _md_doubts(verdict) + _md_steps(verdict)
+    for head, name in (("How to prevent it", "prevention"),):
+        lines += _md_text(head, verdict.get(name))
+    references = verdict.get("references")
+    if isinstance(references, list | tuple) and references:
+        lines += ["", "## References", "", *(f"- <{one_line(url)}>" for url in references)]
+    return "\n".join(lines) + "\n"
+
+
+def _md(value: object) -> str:
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
+
+
+def _md_text(head: str, text: object) -> list[str]:
+    return ["", f"## {head}", "", _md(text)] if text else []
+
+
+def _fence(text: str) -> list[str]:
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return [ticks + "text", text, ticks]
+
+
+def _md_quotes(verdict: Verdict) -> list[str]:
+    lines = ["", "## Evidence"] if items(verdict, "evidence") else []
+    for item in items(verdict, "evidence"):
+        lines += ["", f"**{_md(_origin(item))}**: {_md(item.get('means'))}", ""]
+        lines += _fence("\n".join(excerpt(str(item.get("text", "")), 20)))
+    return lines
+
+
+def _md_doubts(verdict: Verdict) -> list[str]:
+    lines = [f"- {_md(i.get('text'))} {_md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
+    lines += [f"- not {_md(i.get('failure'))}: {_md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
+    missing = [f"- {_md(i.get('fact'))}: {_md(i.get('how'))}" for i in items(verdict, "missing")]
+    lines = ["", "## What speaks against it", "", *lines] if lines else []
+    return lines + (["", "## What is missing", "", *missing] if missing else [])
+
+
+def _md_steps(verdict: Verdict) -> list[str]:
+    lines: list[str] = []
+    for number, step in enumerate(items(verdict, "remediation"), 1):
+        lines.append(f"{number}. {_md(step.get('do'))} ({_md(step.get('risk'))})")
+        if command := string(step, "command"):
+            lines += ["", *(f"   {line}" for part in _fence(command) for line in part.split("\n")), ""]
+    lines = ["", "## What to do", "", *lines] if lines else []
+    for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
+        lines += ["", f"{label}: {_md(verdict[name])}"] if verdict.get(name) else []
+    if safe := verdict.get("resume_safe"):
+        lines += ["", f"Resume from the last checkpoint: {_md(safe)}"]
+    if command := string(verdict, "verification"):
+        lines += ["", "## How to check that it worked", "", *_fence(command)]
+    return lines

@@ -1,0 +1,77 @@
+"""apprise: Slack, PagerDuty, mail and about 170 further services behind one URL.
+
+apprise says only whether it worked, so a failure is tried again a few times and then given up. It is imported on
+first use, in the worker thread that also sends: the import takes 0.1 s, the services block.
+"""
+
+import asyncio
+import logging
+import re
+from typing import Any
+from urllib.parse import quote
+
+from denpexd.errors import DeliveryError, SettingsError
+from denpexd.notify.policy import Verdict
+from denpexd.notify.render import summary_text
+from denpexd.notify.rows import Row
+from denpexd.settings import AppriseSink as AppriseOptions
+from denpexd.settings import read_secret
+
+BODY_LIMIT = 3500
+_TYPES = {"critical": "failure", "high": "failure", "medium": "warning", "low": "info"}
+# Mentions and links that some services act upon even in plain text.
+_MENTION = re.compile(r"@(?=everyone|here|channel)|(?<=<)(?=[@#!])", re.IGNORECASE)
+
+
+class AppriseSink:
+    """Sends title and plain text to one apprise URL; `{key}` in the URL becomes the key of the incident."""
+
+    def __init__(self, name: str, options: AppriseOptions) -> None:
+        self.name = name
+        self.max_attempts: int | None = options.attempts
+        self._options = options
+
+    async def send(self, row: Row) -> None:
+        """Send; DeliveryError without details, apprise keeps them to itself."""
+        try:
+            url = read_secret(self._options.url, self._options.url_file)
+        except SettingsError as error:
+            raise DeliveryError(str(error), retryable=True) from error
+        url = url.replace("{key}", quote(row.delivery.key, safe=""))
+        await asyncio.to_thread(_notify, url, row.delivery.verdict, row.delivery.event == "closed")
+
+
+def _notify(url: str, verdict: Verdict, closed: bool) -> None:
+    service = _service(url)
+    limit = min(BODY_LIMIT, int(service.body_maxlen))
+    title, body = (_quiet(text) for text in summary_text(verdict, limit))
+    if service.title_maxlen <= 0:  # the title becomes the first line of the body there
+        body = _quiet(summary_text(verdict, max(100, limit - len(title) - 4))[1])
+    kind = "success" if closed else _TYPES.get(str(verdict.get("severity")), "warning")
+    import apprise
+
+    sender = apprise.Apprise(asset=service.asset)
+    sender.add(service)
+    if not sender.notify(body=body, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
+        raise DeliveryError(f"{url.partition('://')[0]}: apprise reports a failure without a reason", retryable=True)
+
+
+def _service(url: str) -> Any:
+    import apprise
+
+    # At lower levels apprise and requests print URLs, routing keys and headers.
+    for name in ("apprise", "requests", "urllib3"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    asset = apprise.AppriseAsset(app_id="denpexd", app_desc="training failure alerts", http_redirects=False)
+    asset.image_url_mask = asset.image_url_logo = ""  # icons would be fetched from the public internet
+    try:
+        service = apprise.Apprise.instantiate(url, asset=asset, suppress_exceptions=False)
+    except Exception as error:
+        raise DeliveryError(f"apprise refuses the URL: {type(error).__name__}", retryable=False) from None
+    if service is None:
+        raise DeliveryError("apprise does not know this kind of URL", retryable=False)
+    return service
+
+
+def _quiet(text: str) -> str:
+    return _MENTION.sub(lambda m: f"{m[0]} ", text)

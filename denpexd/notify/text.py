@@ -1,0 +1,117 @@
+"""Text of strangers made safe and short: escapes, cuts, ranks, times. Shared by the report and the chat messages."""
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+
+from denpexd.clock import iso
+
+# An axis of events that starts at the Unix epoch is wall time; a smaller number is seconds of a recording.
+UNIX_SINCE = 1_000_000_000.0
+
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
+)
+
+
+def visible(text: str) -> str:
+    r"""Control, direction and invisible characters as `\x1b`, `\u202e`; tabs as blanks; line ends stay."""
+    return _INVISIBLE.sub(lambda m: ascii(m[0])[1:-1], text.replace("\r\n", "\n").expandtabs(4))
+
+
+def one_line(value: object) -> str:
+    """Any value as one safe line."""
+    return " ".join(visible(str(value)).split()) if value is not None else ""
+
+
+def cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` columns; what was longer ends in an ellipsis."""
+    if cells(text) <= width:
+        return text
+    kept, room = "", width - 1
+    for character in text:
+        room -= cells(character)
+        if room < 0:
+            break
+        kept += character
+    return kept + "…"
+
+
+def cut_chars(text: str, limit: int) -> str:
+    """At most `limit` characters, for services that count those."""
+    return text if len(text) <= limit else text[: max(0, limit - 1)].rstrip() + "…"
+
+
+def wrap(text: str, width: int, indent: str = "", hang: str | None = None) -> list[str]:
+    """Paragraphs broken into lines; an empty text gives no line."""
+    lines: list[str] = []
+    for paragraph in visible(text).splitlines():
+        lines += textwrap.wrap(
+            paragraph,
+            width,
+            initial_indent=indent if not lines else (hang if hang is not None else indent),
+            subsequent_indent=hang if hang is not None else indent,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def excerpt(text: str, lines: int = 8) -> list[str]:
+    """The lines of a quotation; of a long one the first two and the end, where tracebacks say what happened."""
+    found = [line.rstrip() for line in visible(text).rstrip().split("\n")]
+    if len(found) <= lines:
+        return found
+    return [*found[:2], f"… {len(found) - lines + 1} lines …", *found[-(lines - 3) :]]
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """`0-3,7` of [0, 1, 2, 3, 7]; -1 is the launcher."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1 and runs[-1][0] >= 0:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = ["launcher" if run[0] < 0 else str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(names)
+
+
+def rank_words(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`, `launcher`."""
+    if list(ranks) == [-1]:
+        return "launcher"
+    return f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}"
+
+
+def moment(t: object) -> str:
+    """A time of a verdict for people: UTC where the axis is Unix time, else seconds of the recording."""
+    if not isinstance(t, int | float):
+        return ""
+    return iso(t)[:19].replace("T", " ") + " UTC" if t >= UNIX_SINCE else f"{t:g} s"
+
+
+def ranks(verdict: Mapping[str, object], name: str) -> list[int]:
+    """A list of ranks in a verdict; empty where it has none."""
+    value = verdict.get(name)
+    return [rank for rank in value if isinstance(rank, int)] if isinstance(value, list | tuple) else []
+
+
+def items(verdict: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
+    """A list of mappings in a verdict; plain texts become {"text": ...}."""
+    value = verdict.get(name)
+    if not isinstance(value, list | tuple):
+        return []
+    return [item if isinstance(item, Mapping) else {"text": str(item)} for item in value]
+
+
+def string(verdict: Mapping[str, object], name: str) -> str:
+    """A text in a verdict, safe, line ends kept; empty where it has none."""
+    value = verdict.get(name)
+    return visible(str(value)).strip() if value is not None else ""

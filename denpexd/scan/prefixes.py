@@ -1,0 +1,236 @@
+"""Whose line is it: prefixes of launchers and containers off, what they tell about the rank kept.
+
+What counts, strongest first: torch's `[rank3]:` (global), mpirun's tag, srun's label where the stream is labelled, the
+rank of the file, Ray's pid once its rank is known, the text's own `rank=3`, torchrun's `[default3]:` (a LOCAL rank).
+"""
+
+from dataclasses import dataclass, field, replace
+
+import re2
+
+from denpexd.core.events import UNKNOWN_RANK
+
+_OPTIONS = re2.Options()
+_OPTIONS.encoding = re2.Options.Encoding.LATIN1
+_MPIRUN = re2.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:", _OPTIONS)
+_LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
+_TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
+_RAY = re2.compile(
+    rb"^\(([A-Za-z_]\w*)(?: pid=(\d+))?(?:, (?:ip|node_ip)=([0-9a-fA-F.:]+))?(?:, \w+=[^,)]*)*\) ", _OPTIONS
+)
+_KUBECTL = re2.compile(rb"^\[pod/([^/\]]+)/([^\]]+)\] ", _OPTIONS)
+_CRI = re2.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ", _OPTIONS)
+_COUNTERS = frozenset(
+    b"epoch step iter iteration batch layer stage shard fold trial attempt run exp seed version node thread".split()
+)
+
+_HEADER = (
+    r"^\s*(?:\[?[\d/:.,TZ+-]{5,35}(?: [\d/:.,+-]{5,20})?\]?\s+)?"
+    r"(?:[\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)[\])]?[\s:]+)?"
+)
+_IN_TEXT = tuple(
+    re2.compile(pattern)
+    for pattern in (
+        r"^.{0,120}?\[(?:[Gg]lobal[_ ]?|[Ww]orld[_ ]?)?[Rr]ank[ _:=]{0,2}(\d{1,6})\]",
+        r"^.{0,160}?(?:^|[\s,{(|;\[])(?:global_|world_)?rank=(\d{1,6})\b",
+        r'^.{0,160}?"(?:global_|world_)?rank": ?(\d{1,6})\b',
+        r"^.{0,80}?\bGLOBAL_RANK: (\d{1,6}),",
+        _HEADER
+        + r"[Rr]ank[ _]?(\d{1,6})(?:\s*(?:[|:,-]|$)|\s+(?:epoch|ep|step|it|iter|batch|val|train|eval|loss|lr|done"
+        r"|finished|model|start\w*|loading|saving|validation|world)\b)",
+        r"^\s*[A-Za-z_]+\[(\d{1,6})\]:\s+\d+%\|",
+        r"^.{0,40}?\b(?:step|iter|loss) .{0,60}?\b[Rr]ank (\d{1,6})(?:$| (?:loss|lr|step|ms)\b)",
+    )
+)
+_GROUP_RANK = re2.compile(r"\bPG (?:ID|GUID)\b")  # ranks in such lines count inside a process group
+_MOST_PIDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One segment (or one piece of one) without its prefixes.
+
+    `outer` names the tags except torch's, so that lines of one writer can be told from its neighbours'; `tag` is the
+    rank of torch's `[rank3]: ` or UNKNOWN_RANK; `certain` says that the rank came from a tag or the file.
+    """
+
+    text: str
+    rank: int = UNKNOWN_RANK
+    fields: dict[str, str] = field(default_factory=dict)
+    outer: str = ""
+    tag: int = UNKNOWN_RANK
+    hooked: bool = False
+    certain: bool = False
+
+
+@dataclass(slots=True)
+class _Tags:
+    outer: list[str] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
+    torch: int = UNKNOWN_RANK
+    torch_tags: list[str] = field(default_factory=list)
+    hooked: bool = False
+    mpi: int = UNKNOWN_RANK
+    label: int = UNKNOWN_RANK
+    local: int = UNKNOWN_RANK
+    local_tag: str = ""
+    writer: tuple[str, str] | None = None
+
+
+class PrefixReader:
+    """What one stream has taught about its prefixes so far. `rank`: the rank of the file, if known."""
+
+    def __init__(self, rank: int = UNKNOWN_RANK) -> None:
+        self.rank = rank
+        self.ranks: set[int] = set()  # ranks that tags named: more than one makes the stream interleaved
+        self._labelled = self._unlabelled = 0
+        self._labels_are_ranks = True
+        self._globals: dict[str, int] = {}  # torchrun's tag -> global rank
+        self._writers: dict[tuple[str, str], int] = {}  # Ray's (ip, pid) -> rank
+
+    def sample(self, data: bytes) -> None:
+        """Learn from the first lines of a chunk whether srun labels this stream."""
+        for line in data[:2048].split(b"\n")[:-1]:
+            if _LABEL.search(line) is not None:
+                self._labelled += 1
+            elif line.strip() and not line.startswith((b"srun", b"slurm", b"sbatch")):
+                self._unlabelled += 1
+        if self._labelled + self._unlabelled > 200:
+            self._labelled //= 2
+            self._unlabelled //= 2
+
+    def read(self, segment: bytes, head: Line | None = None) -> list[Line]:
+        """The segment's pieces (mpirun glues several to one line); `head` lends its rank to what follows a `\\r`."""
+        if b"]<std" not in segment:
+            return [self._piece(segment, UNKNOWN_RANK, head)]
+        lines, start, rank = [], 0, UNKNOWN_RANK
+        for found in _MPIRUN.finditer(segment):
+            if found.start() > start:
+                lines.append(self._piece(segment[start : found.start()], rank, head))
+            start, rank = found.end(), int(found.group(1))
+        lines.append(self._piece(segment[start:], rank, head))
+        return lines
+
+    def _piece(self, piece: bytes, mpi: int, head: Line | None) -> Line:
+        tags = _Tags(mpi=mpi)
+        if mpi != UNKNOWN_RANK:
+            tags.outer.append(f"mpi{mpi}")
+        text = self._strip(piece, tags).decode("utf-8", "replace")
+        self._learn(tags)
+        if head is not None and head.rank != UNKNOWN_RANK and not tags.outer and not tags.torch_tags:
+            return replace(head, text=text)
+        rank = self._tagged_rank(tags)
+        certain = rank != UNKNOWN_RANK
+        if certain:
+            if tags.writer is not None and len(self._writers) < _MOST_PIDS:
+                self._writers[tags.writer] = rank
+            outer = "|".join(tags.outer)
+            return Line(text, rank, tags.fields, outer, tags.torch, tags.hooked, certain=True)
+        return self._guess(text, tags)
+
+    def _strip(self, piece: bytes, tags: _Tags) -> bytes:
+        """The piece behind its prefixes, which may come in any order and more than once."""
+        while piece:
+            first = piece[:1]
+            if first == b"[":
+                rest = self._strip_bracket(piece, tags)
+            elif first == b"(":
+                rest = _strip_ray(piece, tags)
+            elif first == b" " or first.isdigit():
+                rest = self._strip_number(piece, tags)
+            else:
+                break
+            if rest is None:
+                break
+            piece = rest
+        return piece
+
+    def _strip_bracket(self, piece: bytes, tags: _Tags) -> bytes | None:
+        if (found := _TAG.search(piece)) is not None:
+            name, number = found.group(1), int(found.group(2))
+            if name.lower() in _COUNTERS:
+                return None
+            if name == b"rank":
+                tags.torch, tags.hooked = number, bool(found.group(3))
+                tags.torch_tags.append(f"rank{number}")
+                return piece[found.end() :]
+            tags.local, tags.local_tag = number, f"{name.decode()}{number}"
+            tags.outer.append(tags.local_tag)
+            return piece[found.end(2) + 2 :]
+        if (found := _KUBECTL.search(piece)) is not None:
+            tags.fields.update(pod=found.group(1).decode("utf-8", "replace"))
+            tags.outer.append(tags.fields["pod"])
+            return piece[found.end() :]
+        return None
+
+    def _strip_number(self, piece: bytes, tags: _Tags) -> bytes | None:
+        if self._labelled >= max(1, 2 * self._unlabelled) and (found := _LABEL.search(piece)) is not None:
+            if tags.label != UNKNOWN_RANK:
+                return None
+            tags.label = int(found.group(1))
+            tags.outer.append(f"task{tags.label}")
+            return piece[found.end() :]
+        if (found := _CRI.search(piece)) is not None:
+            tags.fields["time"] = found.group(1).decode()
+            return piece[found.end() :]
+        return None
+
+    def _learn(self, tags: _Tags) -> None:
+        if len(tags.torch_tags) > 1:  # torchrun --tee with --role rank wrote the outer one
+            self._globals[tags.torch_tags[0]] = tags.torch
+            tags.outer.extend(tags.torch_tags[:-1])
+        elif tags.torch_tags and tags.torch_tags[0] in self._globals and not tags.hooked:
+            tags.torch = self._globals[tags.torch_tags[0]]
+        if tags.torch == UNKNOWN_RANK:
+            return
+        if tags.local_tag:
+            self._globals[tags.local_tag] = tags.torch
+        if tags.label != UNKNOWN_RANK and tags.label != tags.torch:
+            self._labels_are_ranks = False  # one task per node: the label is the node's number
+
+    def _tagged_rank(self, tags: _Tags) -> int:
+        label = tags.label if self._labels_are_ranks else UNKNOWN_RANK
+        for rank in (tags.torch, tags.mpi, label):
+            if rank != UNKNOWN_RANK:
+                self.ranks.add(rank)
+                return rank
+        if tags.local != UNKNOWN_RANK:
+            self.ranks.add(self._globals.get(tags.local_tag, tags.local))
+        return self.rank
+
+    def _guess(self, text: str, tags: _Tags) -> Line:
+        """A line that no tag and no file attributes."""
+        rank = self._writers.get(tags.writer, UNKNOWN_RANK) if tags.writer is not None else UNKNOWN_RANK
+        if rank == UNKNOWN_RANK:
+            rank = rank_in_text(text)
+            if rank != UNKNOWN_RANK and tags.writer is not None and len(self._writers) < _MOST_PIDS:
+                self._writers[tags.writer] = rank
+        if rank == UNKNOWN_RANK and tags.local != UNKNOWN_RANK:
+            rank = self._globals.get(tags.local_tag, tags.local)
+        if rank != UNKNOWN_RANK:
+            self.ranks.add(rank)
+        return Line(text, rank, tags.fields, "|".join(tags.outer), tags.torch, tags.hooked)
+
+
+def _strip_ray(piece: bytes, tags: _Tags) -> bytes | None:
+    found = _RAY.search(piece)
+    if found is None or not (found.group(2) or found.group(3)):
+        return None
+    names = ("actor", "pid", "ip")
+    tags.fields.update((name, part.decode()) for name, part in zip(names, found.groups(), strict=True) if part)
+    if found.group(2):
+        tags.writer = tags.fields.get("ip", ""), tags.fields["pid"]
+        tags.outer.append("pid" + ":".join(tags.writer))
+    return piece[found.end() :]
+
+
+def rank_in_text(text: str) -> int:
+    """The rank that a line gives itself near its start (`rank=3`, `[Rank 3]`, `"rank": 3`); else UNKNOWN_RANK."""
+    if "ank" not in text and "RANK" not in text and "%|" not in text:
+        return UNKNOWN_RANK
+    if _GROUP_RANK.search(text) is not None:
+        return UNKNOWN_RANK
+    for pattern in _IN_TEXT:
+        if (found := pattern.search(text)) is not None:
+            return int(found.group(1))
+    return UNKNOWN_RANK

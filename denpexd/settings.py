@@ -1,0 +1,284 @@
+"""Every option, its default and its unit: one YAML file, then DENPEXD_* variables, then flags; the last one wins.
+
+Nothing is ignored silently: unknown keys and unknown DENPEXD_* variables are errors with their place and the nearest
+valid name, and all mistakes are reported at once. Values of secrets appear neither in an error nor in `show`.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from denpexd.errors import SettingsError
+from denpexd.settings_sources import Source, complaints, from_flags, merge, read_environ, read_file
+from denpexd.settings_values import Duration, SecretUrl, Size, as_list, check_http_url, lower
+
+Severity = Literal["critical", "high", "medium", "low"]
+Switch = Literal["auto", "on", "off"]
+
+_OWN_HEADERS = {"idempotency-key", "content-type", "content-length", "host", "user-agent"}
+
+
+class Section(BaseModel):
+    """A group of options; unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class SinkOptions(Section):
+    """What every destination of alerts has."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] | None = Field(
+        default=None, description="name in metrics and in the state database; needed where a type is used twice"
+    )
+    severity: Annotated[list[Severity], BeforeValidator(as_list), Field(min_length=1)] | None = Field(
+        default=None, description="send only incidents of these severities"
+    )
+
+
+class ConsoleSink(SinkOptions):
+    """Prints the report to standard output."""
+
+    type: Literal["console"] = "console"
+
+
+class _UrlSink(SinkOptions):
+    url: SecretUrl | None = Field(default=None, description="where to send to")
+    url_file: Path | None = Field(default=None, description="file that holds the URL, read at every use")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> "_UrlSink":
+        if (self.url is None) == (self.url_file is None):
+            raise ValueError("exactly one of url and url_file is needed")
+        return self
+
+
+class _HttpSink(_UrlSink):
+    headers: dict[str, SecretStr] = Field(default_factory=dict, description="further request headers")
+
+    @model_validator(mode="after")
+    def _http(self) -> "_HttpSink":
+        if self.url is not None:
+            check_http_url(self.url.get_secret_value())
+        for name, value in self.headers.items():
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _OWN_HEADERS:
+                raise ValueError(f"header {name!r} cannot be set")
+            if not value.get_secret_value().isascii() or not value.get_secret_value().isprintable():
+                raise ValueError(f"the value of header {name!r} must be printable ASCII on one line")
+        return self
+
+
+class WebhookSink(_HttpSink):
+    """POSTs the verdict as JSON."""
+
+    type: Literal["webhook"]
+
+
+class AlertmanagerSink(_HttpSink):
+    """Pushes alerts to an Alertmanager (API v2)."""
+
+    type: Literal["alertmanager"]
+    interval: Annotated[Duration, Field(ge=5, le=3600)] = Field(
+        default=60.0, description="how often open alerts are sent again; keep it below resolve_timeout (5m)"
+    )
+
+
+class AppriseSink(_UrlSink):
+    """Any service that apprise knows: Slack, PagerDuty, mail, and about 170 more."""
+
+    type: Literal["apprise"]
+    attempts: Annotated[int, Field(ge=1, le=100)] = Field(default=8, description="tries before a message is given up")
+
+
+Sink = Annotated[ConsoleSink | WebhookSink | AlertmanagerSink | AppriseSink, Field(discriminator="type")]
+
+
+class Web(Section):
+    """Metrics, API and console page."""
+
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=9464, description="port to listen on; 0 takes a free one"
+    )
+    token_file: Path | None = Field(default=None, description="file with the bearer token; needed beyond loopback")
+
+
+class FlightRecorder(Section):
+    """PyTorch Flight Recorder dumps."""
+
+    dir: Path | None = Field(default=None, description="folder where the job writes its dumps")
+
+
+class Evidence(Section):
+    """What may be asked of the running job."""
+
+    stacks: Switch = Field(
+        default="auto", description="stacks by py-spy: auto uses it where it is installed and allowed"
+    )
+    flight_recorder: FlightRecorder = Field(default_factory=FlightRecorder)
+    ras: Switch = Field(default="auto", description="NCCL RAS, the status port of NCCL >= 2.24")
+
+
+_Budget = Annotated[Duration, Field(ge=1)]
+
+
+class Budgets(Section):
+    """How long silence is normal before anything is learned, by phase."""
+
+    start: _Budget = Field(default=1200.0, description="until the first step")
+    init: _Budget = Field(default=1200.0, description="process groups, rendezvous")
+    load: _Budget = Field(default=1200.0, description="model and data")
+    compile: _Budget = Field(default=1200.0, description="torch.compile, kernels")
+    train: _Budget = Field(default=1200.0, description="between two steps")
+    eval: _Budget = Field(default=900.0, description="validation")
+    checkpoint: _Budget = Field(default=900.0, description="saving")
+    end: _Budget = Field(default=900.0, description="after the last step")
+
+
+class Hang(Section):
+    """When silence becomes a hang."""
+
+    min_silence: Annotated[Duration, Field(ge=1)] = Field(
+        default=30.0, description="no message before that much silence"
+    )
+    budgets: Budgets = Field(default_factory=Budgets)
+
+
+class Ingest(Section):
+    """How files are read."""
+
+    sweep: Annotated[Duration, Field(ge=0.1, le=600)] = Field(default=2.0, description="longest time between two looks")
+    max_line: Annotated[Size, Field(ge=1024, le=16 * 1024**2)] = Field(
+        default=64 * 1024, description="longer lines keep head and tail"
+    )
+
+
+class Settings(BaseSettings):
+    """All options; see docs/configuration.md."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="DENPEXD_",
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        coerce_numbers_to_str=True,
+        hide_input_in_errors=True,
+    )
+
+    job: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        default=None, description="name of the job; otherwise from the path template, environment or scheduler"
+    )
+    paths: Annotated[list[str], BeforeValidator(as_list)] = Field(
+        default_factory=list, description="log files to watch: globs, with {job} and {rank} where they tell it"
+    )
+    state_dir: Path = Field(default=Path(), description="where positions, incidents and unsent alerts are kept")
+    rules: Annotated[list[Path], BeforeValidator(as_list)] = Field(
+        default_factory=list, description="folders of rules beside the shipped ones"
+    )
+    sinks: list[Sink] = Field(default_factory=list, description="destinations of alerts; none means console")
+    web: Web = Field(default_factory=Web)
+    evidence: Evidence = Field(default_factory=Evidence)
+    hang: Hang = Field(default_factory=Hang)
+    ingest: Ingest = Field(default_factory=Ingest)
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower)] = Field(
+        default="info", description="of the daemon's own log"
+    )
+    runbook_base_url: str | None = Field(
+        default=None, description="prefix of links to runbooks; the failure id is appended"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what `load` hands over: it merges the sources itself, to know where each value came from."""
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Settings":
+        names = [name for name, _ in self.named_sinks()]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two sinks are named {twice[0]!r}; give each its own name")
+        if self.runbook_base_url is not None:
+            check_http_url(self.runbook_base_url)
+        return self
+
+    def named_sinks(self) -> list[tuple[str, Sink]]:
+        """The sinks with the names they have in metrics and state; the console where none is configured."""
+        named: list[tuple[str, Sink]] = []
+        of_type: dict[str, int] = {}
+        for sink in self.sinks or [ConsoleSink()]:
+            nth = of_type[sink.type] = of_type.get(sink.type, 0) + 1
+            named.append((sink.name or (sink.type if nth == 1 else f"{sink.type}-{nth}"), sink))
+        return named
+
+
+def read_secret(value: SecretStr | None, file: Path | None) -> str:
+    """The secret given directly or the stripped content of its file, read now; SettingsError without the content."""
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        raise SettingsError("neither a value nor a file is configured")
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"cannot read {file}: {reason}; it must be readable by the user of denpexd") from None
+    if not secret:
+        raise SettingsError(f"{file} is empty")
+    return secret
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """systemd's folder, else the XDG one, else below the home directory."""
+    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return Path(given)
+    xdg = environ.get("XDG_STATE_HOME", "")
+    home = environ.get("HOME")
+    base = Path(xdg) if xdg.startswith("/") else (Path(home) if home else Path.home()) / ".local" / "state"
+    return base / "denpexd"
+
+
+def show(settings: Settings) -> str:
+    """The settings in force as YAML, secrets masked."""
+    data: dict[str, Any] = settings.model_dump(mode="json")
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def load(path: Path | None, *, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Settings of the file (None: no file), DENPEXD_* variables and overrides (nested like the file), in that order.
+
+    Raises SettingsError with every mistake on a line of its own, each with its place.
+    """
+    sources = [
+        Source({"state_dir": str(default_state_dir(environ))}),
+        read_file(path) if path else Source(),
+        read_environ(environ, Settings),
+        from_flags(overrides),
+    ]
+    errors = [error for source in sources for error in source.errors]
+    try:
+        settings = Settings(**merge(sources))
+    except ValidationError as error:
+        errors += complaints(error, sources, Settings)
+        settings = None
+    if errors or settings is None:
+        raise SettingsError("\n".join(errors))
+    return settings

@@ -1,0 +1,74 @@
+"""Values as people write them in a configuration: durations, sizes, URLs that hold secrets, one or many."""
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, PlainSerializer, SecretStr
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def _seconds(value: object) -> object:
+    """`90s`, `1m30s`, `500ms` as seconds; a bare number has no unit and is refused."""
+    if isinstance(value, float):
+        return value
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", text := str(value).strip())
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError("a duration has a unit, such as 500ms, 30s, 20m, 1h30m")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _duration_text(seconds: float) -> str:
+    for unit in ("h", "m", "s"):
+        if seconds >= _SECONDS[unit] and seconds % _SECONDS[unit] == 0:
+            return f"{seconds / _SECONDS[unit]:g}{unit}"
+    return f"{seconds * 1000:g}ms"
+
+
+def _byte_count(value: object) -> object:
+    """`64KiB`, `1MB`, `512B` as bytes."""
+    found = re.fullmatch(r"(\d+)\s?(B|[KMG]i?B)", str(value).strip())
+    if found is None:
+        raise ValueError("a size has a unit, such as 512B, 64KiB, 1MiB")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def _size_text(size: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if size >= _BYTES[unit] and size % _BYTES[unit] == 0:
+            return f"{size // _BYTES[unit]}{unit}"
+    return f"{size}B"
+
+
+def as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def masked_url(url: str) -> str:
+    """A URL fit to be shown: scheme and host for http(s), the scheme alone for services whose host is the secret."""
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        return "***"
+    host = (urlsplit(url).hostname or "") if scheme in ("http", "https") else ""
+    return f"{scheme}://{host}/***" if host else f"{scheme}://***"
+
+
+Duration = Annotated[float, BeforeValidator(_seconds), PlainSerializer(_duration_text, when_used="json")]
+Size = Annotated[int, BeforeValidator(_byte_count), PlainSerializer(_size_text, when_used="json")]
+SecretUrl = Annotated[
+    SecretStr, PlainSerializer(lambda secret: masked_url(secret.get_secret_value()), return_type=str, when_used="json")
+]
+
+
+def check_http_url(url: str) -> str:
+    """The URL if it is an http(s) URL with a host, else ValueError; the message does not hold the URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
+        raise ValueError("a URL starts with http:// or https:// and names a host")
+    return url

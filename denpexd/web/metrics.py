@@ -1,0 +1,237 @@
+"""The page that Prometheus reads: plain integers of the daemon as metric families.
+
+The hot path only adds to integers; names, labels and text are made here, in a thread, once for all scrapes that ask
+at the same time. Names and labels are a promise: docs/metrics.md.
+"""
+
+import asyncio
+import gzip
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+import denpexd
+from denpexd.web.view import RANK_STATES, JobView, Stats, View
+
+MAX_JOBS = 500
+OTHER_JOBS = "_other"
+MAX_LABEL = 200
+
+Labels = tuple[str, ...]
+Rows = Iterable[tuple[Labels, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one scrape shows, taken on the event loop."""
+
+    stats: Stats
+    jobs: Sequence[JobView]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One promised metric: `name` as it appears on the page, `kind` as Prometheus names it."""
+
+    name: str
+    kind: str
+    help: str
+    labels: Labels
+    rows: Callable[[Snapshot], Rows]
+
+
+def _one(pick: Callable[[Stats], float]) -> Callable[[Snapshot], Rows]:
+    return lambda snapshot: [((), pick(snapshot.stats))]
+
+
+def _by_name(pick: Callable[[Stats], Mapping[str, float]]) -> Callable[[Snapshot], Rows]:
+    return lambda snapshot: [((name,), value) for name, value in pick(snapshot.stats).items()]
+
+
+def _incidents(snapshot: Snapshot) -> Rows:
+    """Also 0 for a failure that is open but not counted yet, so that its severity can be looked up from the start."""
+    return [*{**dict.fromkeys(snapshot.stats.incidents_open, 0), **snapshot.stats.incidents}.items()]
+
+
+def _incident_open(snapshot: Snapshot) -> Rows:
+    stats = snapshot.stats
+    yield from (((job, failure), 0) for job, failure, _, _ in stats.incidents)
+    yield from (((job, failure), value) for (job, failure, _, _), value in stats.incidents_open.items())
+
+
+def _ranks(snapshot: Snapshot) -> Rows:
+    for job in snapshot.jobs:
+        counts = dict.fromkeys(RANK_STATES, 0)
+        for rank in job.ranks:
+            counts[rank.state] += 1
+        yield from (((job.job, state), value) for state, value in counts.items())
+
+
+def _job_gauge(pick: Callable[[JobView], float | None]) -> Callable[[Snapshot], Rows]:
+    return lambda snapshot: [((job.job,), value) for job in snapshot.jobs if (value := pick(job)) is not None]
+
+
+_JOB = ("training_job",)
+_JOB_FAILURE = ("training_job", "failure")
+
+FAMILIES: tuple[Family, ...] = (
+    Family("denpexd_build_info", "info", "Version of denpexd and of Python.", ("version", "python"),
+           lambda _: [((denpexd.__version__, platform.python_version()), 1)]),
+    Family("denpexd_scan_engine_info", "info", "The matching engine in use.", ("engine",),
+           lambda snapshot: [((snapshot.stats.engine or "none",), 1)]),
+    Family("denpexd_incidents_total", "counter", "Incidents, counted once each under the failure they settled on.",
+           ("training_job", "failure", "category", "severity"), _incidents),
+    Family("denpexd_incident_open", "gauge", "Incidents open now.", _JOB_FAILURE, _incident_open),
+    Family("denpexd_fingerprint_hits_total", "counter", "Lines, frames and facts that matched a rule's signal.",
+           _JOB_FAILURE, lambda snapshot: snapshot.stats.fingerprint_hits.items()),
+    Family("denpexd_ranks", "gauge", "Ranks by what they do now.", ("training_job", "state"), _ranks),
+    Family("denpexd_step", "gauge", "Last training step that any rank reported.", _JOB, _job_gauge(lambda j: j.step)),
+    Family("denpexd_step_seconds", "gauge", "Usual time of a training step.", _JOB,
+           _job_gauge(lambda j: j.step_seconds)),
+    Family("denpexd_stall_seconds", "gauge", "Time since the job last made progress, 0 while it does.", _JOB,
+           _job_gauge(lambda j: j.stall_seconds)),
+    Family("denpexd_suspected_hangs_total", "counter", "Times a job fell silent beyond its rhythm; most pass.", (),
+           _one(lambda s: s.suspected_hangs)),
+    Family("denpexd_lines_total", "counter", "Log lines read.", (), _one(lambda s: s.lines)),
+    Family("denpexd_bytes_total", "counter", "Log bytes read.", (), _one(lambda s: s.bytes)),
+    Family("denpexd_file_lag_bytes", "gauge", "Unread bytes of the file that is furthest behind.", (),
+           _one(lambda s: s.file_lag_bytes)),
+    Family("denpexd_files", "gauge", "Watched files by state.", ("state",), _by_name(lambda s: s.files)),
+    Family("denpexd_read_errors_total", "counter", "Failed reads by error.", ("errno",),
+           _by_name(lambda s: s.read_errors)),
+    Family("denpexd_truncations_total", "counter", "Files that became shorter while watched.", (),
+           _one(lambda s: s.truncations)),
+    Family("denpexd_rotations_total", "counter", "Files replaced by a new one of the same name.", (),
+           _one(lambda s: s.rotations)),
+    Family("denpexd_watch_overflows_total", "counter", "Lost file events; each was mended by a full sweep.", (),
+           _one(lambda s: s.watch_overflows)),
+    Family("denpexd_lines_truncated_total", "counter", "Lines longer than ingest.max_line.", (),
+           _one(lambda s: s.lines_truncated)),
+    Family("denpexd_outbox_pending", "gauge", "Messages not delivered yet.", (), _one(lambda s: s.outbox_pending)),
+    Family("denpexd_outbox_oldest_seconds", "gauge", "Age of the oldest message not delivered yet.", (),
+           _one(lambda s: s.outbox_oldest_seconds)),
+    Family("denpexd_notify_total", "counter", "Attempts to deliver a message.", ("sink", "outcome"),
+           lambda snapshot: snapshot.stats.notifications.items()),
+    Family("denpexd_state_write_errors_total", "counter", "Failed writes to the state database.", (),
+           _one(lambda s: s.state_write_errors)),
+    Family("denpexd_loop_lag_seconds", "gauge", "How late the event loop woke up last.", (),
+           _one(lambda s: s.loop_lag_seconds)),
+    Family("denpexd_redactions_total", "counter", "Secrets and addresses hidden in texts before they left.", (),
+           _one(lambda s: s.redactions)),
+    Family("denpexd_evidence_seconds", "summary", "Time spent looking at training processes.", ("kind",), lambda _: ()),
+    Family("denpexd_evidence_pause_seconds", "gauge", "Longest time one look stopped a training process.", (),
+           _one(lambda s: s.evidence_pause_seconds)),
+    Family("denpexd_evidence_total", "counter", "Looks at training processes.", ("kind", "outcome"),
+           lambda snapshot: snapshot.stats.evidence_outcomes.items()),
+    Family("denpexd_config_last_reload_successful", "gauge", "1 if the last reload of the configuration was taken.", (),
+           _one(lambda s: s.config_reload_ok)),
+    Family("denpexd_blind", "gauge", "1 while files cannot be read: silence of a rank proves nothing then.", (),
+           _one(lambda s: s.blind)),
+)  # fmt: skip
+
+
+class DaemonCollector(Collector):
+    """One snapshot as metric families; jobs beyond MAX_JOBS share the label `_other`, so that pages stay bounded."""
+
+    def __init__(self, snapshot: Snapshot, admitted: frozenset[str]) -> None:
+        self._snapshot, self._admitted = snapshot, admitted
+
+    def collect(self) -> Iterator[Metric]:
+        for family in FAMILIES:
+            if family.kind == "summary":
+                yield self._summary(family)
+                continue
+            yield self._metric(family)
+
+    def _metric(self, family: Family) -> Metric:
+        metric: CounterMetricFamily | GaugeMetricFamily
+        if family.kind == "counter":
+            metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
+        else:
+            metric = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+        for labels, value in self._bounded(family).items():
+            metric.add_metric(labels, value)
+        return metric
+
+    def _bounded(self, family: Family) -> dict[Labels, float]:
+        rows: dict[Labels, float] = {}
+        per_job = family.labels[:1] == _JOB
+        for labels, value in family.rows(self._snapshot):
+            if per_job and labels[0] not in self._admitted:
+                if family.labels == _JOB:
+                    continue  # the step of "all other jobs" means nothing
+                labels = (OTHER_JOBS, *labels[1:])
+            shown = tuple(_label(text) for text in labels)
+            rows[shown] = rows.get(shown, 0) + value
+        return rows
+
+    def _summary(self, family: Family) -> Metric:
+        metric = SummaryMetricFamily(family.name, family.help, labels=family.labels)
+        stats = self._snapshot.stats
+        for kind, seconds in stats.evidence_seconds.items():
+            looks = sum(number for (of, _), number in stats.evidence_outcomes.items() if of == kind)
+            metric.add_metric([_label(kind)], count_value=looks, sum_value=seconds)
+        return metric
+
+
+class Exposition:
+    """Renders the page in a thread; equal requests that arrive while one is rendered get the same answer."""
+
+    def __init__(self, view: View, pool: ThreadPoolExecutor) -> None:
+        self._view, self._pool = view, pool
+        self._process = ProcessCollector(registry=None)
+        self._flights: dict[tuple[str, bool], asyncio.Task[bytes]] = {}
+        self._admitted: dict[str, None] = {}
+
+    async def render(self, accept: str, zipped: bool) -> tuple[bytes, str]:
+        """The page and its content type; `accept` is the request's header, `zipped` asks for gzip."""
+        encoder, content_type = choose_encoder(accept)
+        key = (content_type, zipped)
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = asyncio.create_task(self._fly(encoder, zipped))
+            self._flights[key] = flight
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return await asyncio.shield(flight), content_type
+
+    async def _fly(self, encoder: Callable[[Collector], bytes], zipped: bool) -> bytes:
+        snapshot = Snapshot(self._view.stats(), self._view.jobs())
+        collector = DaemonCollector(snapshot, self._admit(snapshot))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._encode, encoder, collector, zipped)
+
+    def _encode(self, encoder: Callable[[Collector], bytes], collector: Collector, zipped: bool) -> bytes:
+        page = encoder(_Both(collector, self._process))
+        return gzip.compress(page, compresslevel=1, mtime=0) if zipped else page
+
+    def _admit(self, snapshot: Snapshot) -> frozenset[str]:
+        """Jobs that keep a label of their own: first come first served, freed when a job leaves the snapshot."""
+        stats = snapshot.stats
+        seen = dict.fromkeys(job.job for job in snapshot.jobs)
+        for rows in (stats.incidents_open, stats.incidents, stats.fingerprint_hits):
+            seen.update(dict.fromkeys(labels[0] for labels in rows))
+        kept = [job for job in self._admitted if job in seen]
+        fresh = [job for job in seen if job not in self._admitted]
+        self._admitted = dict.fromkeys((kept + fresh)[:MAX_JOBS])
+        return frozenset(self._admitted)
+
+
+class _Both(Collector):
+    def __init__(self, *collectors: Collector) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in self._collectors:
+            yield from collector.collect()
+
+
+def _label(text: str) -> str:
+    """Job names come from paths: no lone surrogates (they cannot be encoded), no control characters, bounded."""
+    clean = text[:MAX_LABEL].encode("utf-8", "replace").decode("utf-8")
+    return clean if clean.isprintable() else "".join(c if c.isprintable() else "?" for c in clean)

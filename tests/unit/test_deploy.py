@@ -1,0 +1,276 @@
+"""What operators copy: unit, manifests, dashboard and alert rules, checked by the tools that will read them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from denpexd.settings import load
+from denpexd.web.metrics import FAMILIES
+from denpexd.web.view import RANK_STATES
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "systemd" / "denpexd.service"
+DROP_INS = ROOT / "systemd" / "denpexd.service.d"
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+DASHBOARD = ROOT / "deploy" / "grafana" / "denpexd-failures.json"
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+
+LABELS = {family.name: set(family.labels) for family in FAMILIES}
+LABELS |= {f"denpexd_evidence_seconds_{part}": {"kind"} for part in ("sum", "count")}
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian package prometheus)"
+)
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def directives(path: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        if "=" in line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def unit_with(drop_in: str | None, folder: Path) -> Path:
+    """The unit as systemd would see it with a drop-in: later assignments win or add."""
+    text = UNIT.read_text("utf-8")
+    if drop_in is not None:
+        service = (DROP_INS / drop_in).read_text("utf-8").partition("[Service]\n")[2]
+        text = text.replace("\n[Install]", f"\n{service}\n[Install]")
+    unit = folder / "denpexd.service"
+    unit.write_text(text, "utf-8")
+    return unit
+
+
+class TestSystemd:
+    @needs_systemd
+    @pytest.mark.parametrize(
+        ("drop_in", "limit"), [(None, 2.0), ("logs.conf.example", 2.0), ("stacks.conf.example", 2.5)]
+    )
+    def test_the_unit_is_valid_and_exposes_little(self, tmp_path, drop_in, limit):
+        unit = unit_with(drop_in, tmp_path)
+        assert run("systemd-analyze", "verify", "--man=no", unit) == ""
+        report = run("systemd-analyze", "security", "--no-pager", "--offline=yes", unit)
+        exposure = re.search(r"exposure level for denpexd.service: ([\d.]+)", report)
+        assert exposure, report
+        assert float(exposure[1]) <= limit
+
+    def test_systemd_watches_a_daemon_that_reports_to_it(self):
+        unit = directives(UNIT)
+        assert unit["Type"] == ["notify"]
+        assert unit["WatchdogSec"] == ["30s"]
+        assert unit["NotifyAccess"] == ["main"]
+        assert unit["DynamicUser"] == ["yes"]
+        assert unit["StateDirectory"] == ["denpexd"]
+
+    def test_the_command_is_the_documented_one(self):
+        assert directives(UNIT)["ExecStart"] == ["/usr/bin/env denpexd run -c /etc/denpexd/denpexd.yaml"]
+
+    def test_only_the_opt_in_grants_a_capability(self):
+        assert directives(UNIT)["CapabilityBoundingSet"] == [""]
+        granting = [path.name for path in DROP_INS.iterdir() if "CAP_SYS_PTRACE" in path.read_text("utf-8")]
+        assert granting == ["stacks.conf.example"]
+
+
+def pod() -> dict[str, object]:
+    job = list(yaml.safe_load_all((KUBERNETES / "pytorchjob.yaml").read_text("utf-8")))[1]
+    assert job["kind"] == "PyTorchJob"
+    return job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]
+
+
+def config_text() -> str:
+    config = next(yaml.safe_load_all((KUBERNETES / "pytorchjob.yaml").read_text("utf-8")))
+    assert config["kind"] == "ConfigMap"
+    return config["data"]["denpexd.yaml"]
+
+
+class TestKubernetes:
+    def test_denpexd_is_a_native_sidecar(self):
+        (sidecar,) = pod()["spec"]["initContainers"]
+        assert sidecar["name"] == "denpexd"
+        assert sidecar["restartPolicy"] == "Always"
+        assert [container["name"] for container in pod()["spec"]["containers"]] == ["pytorch"]
+        assert pod()["spec"]["shareProcessNamespace"] is True
+
+    def test_it_has_no_rights_and_cannot_touch_the_logs(self):
+        (sidecar,) = pod()["spec"]["initContainers"]
+        security = sidecar["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["readOnlyRootFilesystem"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        mounts = {mount["name"]: mount for mount in sidecar["volumeMounts"]}
+        assert mounts["logs"]["readOnly"]
+        assert '# add: ["SYS_PTRACE"]' in (KUBERNETES / "pytorchjob.yaml").read_text("utf-8")
+
+    def test_every_mount_has_its_volume_and_every_volume_a_bound(self):
+        spec = pod()["spec"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        mounted = {m["name"] for c in spec["initContainers"] + spec["containers"] for m in c["volumeMounts"]}
+        assert mounted == set(volumes)
+        assert all(volume["emptyDir"].get("sizeLimit") for volume in volumes.values() if "emptyDir" in volume)
+
+    def test_the_configuration_is_accepted_and_agrees_with_the_pod(self, tmp_path):
+        (sidecar,) = pod()["spec"]["initContainers"]
+        (tmp_path / "denpexd.yaml").write_text(config_text(), "utf-8")
+        variables = {variable["name"]: variable.get("value", "some-job") for variable in sidecar["env"]}
+        settings = load(tmp_path / "denpexd.yaml", overrides={}, environ=variables)
+        assert settings.web.host == "0.0.0.0"
+        assert [port["containerPort"] for port in sidecar["ports"]] == [settings.web.port]
+        folders = [mount["mountPath"] for mount in sidecar["volumeMounts"]]
+        assert str(settings.state_dir) in folders
+        assert str(settings.web.token_file).startswith("/etc/denpexd-secret/")
+        (trainer,) = pod()["spec"]["containers"]
+        assert "--log-dir=/logs" in trainer["args"][0]
+        assert all(path.startswith("/logs/") for path in settings.paths)
+
+    def test_the_probes_ask_the_open_paths(self):
+        (sidecar,) = pod()["spec"]["initContainers"]
+        asked = {name: sidecar[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+        assert {probe["path"] for probe in asked.values()} == {"/healthz", "/readyz"}
+        assert {probe["port"] for probe in asked.values()} == {sidecar["ports"][0]["name"]}
+        assert asked["livenessProbe"]["path"] == "/healthz"
+
+    def test_the_pod_monitor_finds_the_sidecar(self):
+        monitor = yaml.safe_load((KUBERNETES / "podmonitor.yaml").read_text("utf-8"))
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= pod()["metadata"]["labels"].items()
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] == pod()["spec"]["initContainers"][0]["ports"][0]["name"]
+        assert endpoint["path"] == "/metrics"
+
+    def test_the_image_runs_as_the_user_of_the_pod(self):
+        text = (KUBERNETES / "Dockerfile").read_text("utf-8")
+        user = pod()["spec"]["initContainers"][0]["securityContext"]["runAsUser"]
+        assert f"USER {user}:{user}" in text
+        assert 'ENTRYPOINT ["denpexd"]' in text
+
+
+class TestSlurm:
+    def test_the_batch_script_parses_and_sets_known_variables(self, tmp_path):
+        script = ROOT / "deploy" / "slurm" / "train.sbatch"
+        run("bash", "-n", script)
+        names = set(re.findall(r"^\s*(DENPEXD_\w+)=", script.read_text("utf-8"), re.MULTILINE))
+        assert names
+        load(None, overrides={}, environ=dict.fromkeys(names, str(tmp_path)))
+
+
+def used(expression: str) -> None:
+    """Fails if an expression names a metric or a label of a metric that /metrics does not have."""
+    for name, selector in re.findall(r"\b(denpexd_\w+)(?:\{([^}]*)\})?", expression):
+        assert name in LABELS, name
+        for label in re.findall(r"(\w+)\s*[=!]~?", selector):
+            assert label in LABELS[name] | {"instance"}, (name, label)
+        for state in re.findall(r'state=~?"([^"]*)"', selector):
+            assert set(state.split("|")) <= set(RANK_STATES)
+
+
+class TestPrometheus:
+    @needs_promtool
+    def test_promtool_accepts_the_configuration_and_the_rules(self):
+        assert "SUCCESS" in run("promtool", "check", "config", "scrape.yml", cwd=PROMETHEUS)
+        assert "SUCCESS" in run("promtool", "test", "rules", "rules_test.yml", cwd=PROMETHEUS)
+
+    def test_rules_use_only_metrics_that_exist_and_say_what_to_do(self):
+        rules = [
+            rule
+            for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text("utf-8"))["groups"]
+            for rule in group["rules"]
+        ]
+        for rule in rules:
+            used(rule["expr"])
+            assert rule["labels"]["severity"] in ("critical", "warning", "info")
+            assert set(rule["annotations"]) == {"summary", "description"}
+
+    def test_every_alert_is_tested_to_fire_and_most_to_be_quiet(self):
+        rules = (PROMETHEUS / "rules.yml").read_text("utf-8")
+        tests = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text("utf-8"))["tests"]
+        firing = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+        assert firing == set(re.findall(r"- alert: (\w+)", rules))
+
+    def test_the_scrape_job_has_the_name_that_the_alert_looks_for(self):
+        config = yaml.safe_load((PROMETHEUS / "scrape.yml").read_text("utf-8"))
+        (job,) = config["scrape_configs"]
+        assert f'up{{job="{job["job_name"]}"}}' in (PROMETHEUS / "rules.yml").read_text("utf-8")
+
+
+def panels() -> list[dict[str, object]]:
+    return json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+
+
+def expressions() -> list[str]:
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    found = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
+    return found + [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
+
+
+class TestGrafana:
+    def test_every_expression_uses_only_metrics_that_exist(self):
+        assert len(expressions()) > 25
+        for expression in expressions():
+            used(expression)
+
+    @needs_promtool
+    def test_every_expression_is_promql(self, tmp_path):
+        filled = [re.sub(r"\$__\w+", "5m", e).replace("$training_job", ".*") for e in expressions()]
+        rules = [{"record": f"panel:{n}", "expr": e} for n, e in enumerate(filled)]
+        (tmp_path / "rules.yml").write_text(
+            yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8"
+        )
+        run("promtool", "check", "rules", "--lint=none", tmp_path / "rules.yml")
+
+    def test_it_shows_every_metric_that_tells_of_training_or_trouble(self):
+        shown = set(re.findall(r"denpexd_\w+", " ".join(expressions())))
+        assert set(LABELS) - {"denpexd_evidence_seconds"} <= shown
+
+    def test_it_asks_for_a_data_source_and_names_none(self):
+        text = DASHBOARD.read_text("utf-8")
+        dashboard = json.loads(text)
+        kinds = {variable["name"]: variable["type"] for variable in dashboard["templating"]["list"]}
+        assert kinds == {"datasource": "datasource", "training_job": "query"}
+        assert set(re.findall(r'"uid": "([^"]*)"', text)) == {"${datasource}", dashboard["uid"]}
+        assert isinstance(dashboard["refresh"], str)
+
+    def test_panels_have_a_description_and_do_not_overlap(self):
+        taken: set[tuple[int, int]] = set()
+        assert len({panel["id"] for panel in panels()}) == len(panels())
+        for panel in panels():
+            assert panel["type"] == "row" or panel["description"]
+            at = panel["gridPos"]
+            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            assert at["x"] + at["w"] <= 24
+            assert not cells & taken, panel["title"]
+            taken |= cells
+
+
+def test_files_named_by_the_deployment_guide_exist():
+    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    named = set(re.findall(r"(?<![\w/])((?:systemd|deploy)/[\w./-]+)", text))
+    assert len(named) > 6
+    for path in named:
+        assert (ROOT / path.rstrip(".")).exists(), path
+    for example in re.findall(r"`(\w+\.conf\.example)`", text):
+        assert (DROP_INS / example).exists()
+
+
+def test_configurations_of_the_deployment_guide_are_accepted(tmp_path):
+    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
+    blocks = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "paths:" in block]
+    assert blocks
+    for block in blocks:
+        (tmp_path / "denpexd.yaml").write_text(block, "utf-8")
+        load(tmp_path / "denpexd.yaml", overrides={}, environ={})
