@@ -30,6 +30,19 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+class SteadyClock(SystemClock):
+    """`now` gives Unix seconds that never jump: the wall clock at its making, moved on by the monotonic one.
+
+    One axis for everything a daemon observes, comparable across its restarts.
+    """
+
+    def __init__(self) -> None:
+        self._zero = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        return self._zero + time.monotonic()
+
+
 class ManualClock:
     """A clock that moves only when a test (or replay) moves it; sleepers wake in order of their time."""
 

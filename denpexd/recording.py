@@ -1,13 +1,14 @@
 """A recorded job: what it printed, what its processes would have answered, how they ended.
 
-Read from a case folder (timeline.jsonl, case.yaml, stacks/, snapshot.json) or made from a rule's example. The truth that
-a case may hold beside it is never read here.
+Read from a case folder (timeline.jsonl, case.yaml, stacks/, snapshot.json) or made from a rule's example. The truth
+that a case may hold beside it is never read here.
 """
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -57,12 +58,14 @@ def read_case(folder: Path) -> Recording:
         world = about.get("world_size")
         until = float(about.get("observe_until", last + 60.0))
         evidence_t = float(about.get("evidence_t", last))
-        exits = [
-            Exit(float(e["t"]), int(rank), int(e["code"])) for rank, e in (about.get("exits") or {}).items()
-        ]
+        exits = [Exit(float(e["t"]), int(rank), int(e["code"])) for rank, e in (about.get("exits") or {}).items()]
     except (TypeError, ValueError, KeyError) as wrong:
-        raise CaseError(f"{folder / 'case.yaml'}: {wrong!r}; expected world_size, observe_until, exits as numbers") from None
-    recording = Recording(str(about.get("id") or folder.name), world, until, lines, exits=sorted(exits, key=lambda e: e.t))
+        raise CaseError(
+            f"{folder / 'case.yaml'}: {wrong!r}; expected world_size, observe_until, exits as numbers"
+        ) from None
+    recording = Recording(
+        str(about.get("id") or folder.name), world, until, lines, exits=sorted(exits, key=lambda e: e.t)
+    )
     states = _snapshot(folder / "snapshot.json")
     for path in sorted((folder / "stacks").glob("rank*.txt")):
         number = path.stem.removeprefix("rank")
@@ -78,7 +81,7 @@ def read_case(folder: Path) -> Recording:
     return recording
 
 
-def _yaml(path: Path) -> dict[str, object]:
+def _yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except FileNotFoundError:
@@ -101,9 +104,11 @@ def _timeline(path: Path) -> Iterable[Printed]:
             continue
         try:
             entry = json.loads(line)
-            found.append(Printed(float(entry["t"]), int(entry["rank"]), str(entry.get("stream", "stdout")), str(entry["line"])))
+            found.append(
+                Printed(float(entry["t"]), int(entry["rank"]), str(entry.get("stream", "stdout")), str(entry["line"]))
+            )
         except (ValueError, KeyError, TypeError) as wrong:
-            raise CaseError(f"{path}:{number}: {wrong!r}; each line is {{\"t\", \"rank\", \"stream\", \"line\"}}") from None
+            raise CaseError(f'{path}:{number}: {wrong!r}; each line is {{"t", "rank", "stream", "line"}}') from None
     return sorted(found, key=lambda p: p.t)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from denpexd.catalog.examples import TimelineEvent
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
-from denpexd.core.events import Closed, Event, Exit, Fact, Joined, Opened, Output, Tick, Updated, Want
+from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Exit, Fact, Joined, Opened, Output, Tick, Updated, Want
 from denpexd.core.rule import Catalog
 from denpexd.recording import Printed, Recording, from_timeline
 from denpexd.scan.engine import EngineFactory
@@ -83,9 +83,7 @@ class Replayer:
             if not batch:
                 return
 
-    def __call__(
-        self, events: Sequence[TimelineEvent], *, world_size: int, observe_until: float
-    ) -> Sequence[Verdict]:
+    def __call__(self, events: Sequence[TimelineEvent], *, world_size: int, observe_until: float) -> Sequence[Verdict]:
         """Run a rule's example (the Runner of catalog.examples)."""
         return self.run(from_timeline(events, "example", world_size, observe_until)).verdicts
 
@@ -97,9 +95,10 @@ def _source(line: Printed) -> str:
 def _steps(recording: Recording) -> Iterator[tuple[float, list[Printed | Event]]]:
     """Everything that happens, grouped by time; the tick of a second comes after what was printed in it."""
     happens: list[tuple[float, int, Printed | Event]] = [(p.t, 0, p) for p in recording.lines]
-    happens += [(e.t, 1, e) for e in recording.exits if e.rank >= 0]
+    happens += [(e.t, 1, e) for e in recording.exits]
     end = int(recording.observe_until)
     happens += [(float(s), 2, Tick(float(s))) for s in range(1, end + 1)]
+    happens.append((recording.observe_until, 2, Tick(recording.observe_until)))
     happens.sort(key=lambda h: (h[0], h[1]))
     for t, group in itertools.groupby(happens, key=lambda h: h[0]):
         yield t, [event for _, _, event in group]
@@ -110,10 +109,14 @@ def _answers(want: Want, recording: Recording) -> list[Event]:
     ranks = want.ranks or tuple(sorted({look.rank for look in recording.looks} | {f.rank for f in recording.states}))
     found: list[Event] = []
     for rank in ranks:
-        if recording.exited(rank, want.t):
+        if recording.exited(rank, want.t) or recording.exited(UNKNOWN_RANK, want.t):
             found.append(Exit(want.t, rank, None))
             continue
-        found += [Fact(want.t, f.rank, f.name, f.fields, f.source, 0, f.text) for f in recording.states if f.rank == rank and f.t <= want.t]
+        found += [
+            Fact(want.t, f.rank, f.name, f.fields, f.source, 0, f.text)
+            for f in recording.states
+            if f.rank == rank and f.t <= want.t
+        ]
         if want.kind == "stacks":
             found += [replace(look, t=want.t) for look in recording.answer(rank, want.t)]
     return found

@@ -40,14 +40,22 @@ class Rhythm:
     """Gaps between two movements of one rank, and how long each phase took, bounded."""
 
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))  # seconds of one step, where lines count steps
     longest: float = 0.0
     phases: dict[str, deque[float]] = field(default_factory=dict)
 
-    def moved(self, gap: float, phase: str) -> None:
-        """One more movement, `gap` seconds after the last one; a gap in which another phase ran is not a step."""
+    def moved(self, gap: float, phase: str, steps: int = 0) -> None:
+        """One more movement, `gap` seconds and `steps` steps after the last; another phase's gap is not a step."""
         self.longest = max(self.longest, gap)
         if phase in ("train", "start"):
             self.gaps.append(gap)
+            if steps > 0:
+                self.steps.append(gap / steps)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Median seconds of one step, None where the lines do not count steps."""
+        return median(self.steps) if self.steps else None
 
     def phase_took(self, phase: str, seconds: float) -> None:
         self.phases.setdefault(phase, deque(maxlen=16)).append(seconds)

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from denpexd.core import cadence
 from denpexd.core.events import (
+    UNKNOWN_RANK,
     Activity,
     Attempt,
     Blind,
@@ -81,6 +82,38 @@ class Correlator:
         self._looks = 0
         self._next_look = float("-inf")
         self._matched_since: dict[str, float] = {}
+        self._adopted: dict[str, Mapping[str, object]] = {}
+
+    # --- restart ----------------------------------------------------------------------------------------------------
+
+    def restore(self, journal: Iterable[Event], open_verdicts: Iterable[Mapping[str, object]], now: float) -> None:
+        """Go on after a restart: take in what was known, keep the keys of incidents that are still open.
+
+        Nothing is said about the past: what it led to was said (or is in the outbox) already. Silence while nobody
+        looked proves nothing.
+        """
+        self.feed(journal)
+        for verdict_ in open_verdicts:
+            rule = self.catalog.rules.get(str(verdict_["failure"]))
+            self._adopted["stop" if rule is None or rule.stops else rule.id] = verdict_
+        for slot, incident in list(self.incidents.items()):
+            known = self._adopted.pop(slot, None)
+            if known is None:
+                del self.incidents[slot]
+                continue
+            incident.key, incident.revision = str(known["key"]), _revision(known)
+        self._stops = max(self._stops, 1)
+        self.now = max(self.now, now)
+        self.feed([Blind(now, now)])
+
+    def _close_orphans(self, out: list[Output]) -> None:
+        """Incidents of before the restart whose evidence is no longer known end when training goes on."""
+        for slot, known in list(self._adopted.items()):
+            since = self.job.blind_until + max(2.0, 2 * (self.job.usual or 0.0))
+            if self.job.moved_t is not None and self.job.moved_t > since:
+                del self._adopted[slot]
+                change = {"state": "closed", "event": "closed", "revision": _revision(known) + 1, "updated_t": self.now}
+                out.append(Closed({**known, **change}))
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 
@@ -175,10 +208,15 @@ class Correlator:
         self._judge(timed | set(self._live) | self._dirty)
         self._dirty = set()
         self._speak(out, at_tick=True)
+        if self._adopted:
+            self._close_orphans(out)
 
     @staticmethod
     def _over(job: JobState) -> bool:
-        """Every rank that was heard from has ended; nothing left to wait for."""
+        """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
+        launcher = job.ranks.get(UNKNOWN_RANK)
+        if launcher is not None and launcher.exits:
+            return True
         heard = [s for r, s in job.ranks.items() if r >= 0 and s.heard]
         return bool(heard) and all(s.phase == "end" or s.gone for s in heard)
 
@@ -250,7 +288,7 @@ class Correlator:
 
     def _may_update(self, incident: Incident, winner: Candidate, *, at_tick: bool) -> bool:
         """Late ranks arrive one by one: one update when they have gone quiet, at the latest after CAP."""
-        return at_tick and due(max(self._news_t, incident.updated_t) - QUIET, self._news_t, self.now)
+        return at_tick and (self._over(self.job) or due(max(self._news_t, incident.updated_t) - QUIET, self._news_t, self.now))
 
     def _ready(self, c: Candidate) -> bool:
         """May this candidate open an incident now?"""
@@ -258,7 +296,9 @@ class Correlator:
             return False
         if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
             return False
-        witness = self._stop_witness()
+        witness, over = self._stop_witness(), self._over(self.job)
+        if over and witness is not None:
+            return True
         stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
         if c.rule.correlation is not None:
             return (
@@ -288,12 +328,34 @@ class Correlator:
     # --- saying -----------------------------------------------------------------------------------------------------
 
     def _open(self, out: list[Output], slot: str, c: Candidate, others: list[tuple[str, str]]) -> None:
+        known = self._adopted.pop(slot, None)
+        if known is not None:
+            self._reopen(out, slot, c, others, known)
+            return
         self._stops += 1
         key = make_key(self.job.job, self.job.attempt, self._stops, self.now)
         incident = Incident(key, self.now, c, self.job.attempt, updated_t=self.now, alternatives=others)
         incident.found_at_start, incident.said = c.history, essence(c)
         self.incidents[slot] = incident
         out.append(Opened(verdict(incident, self.job, self.now, event="opened", state="open")))
+
+    def _reopen(
+        self, out: list[Output], slot: str, c: Candidate, others: list[tuple[str, str]], known: Mapping[str, object]
+    ) -> None:
+        """The incident was open before a restart: same key, and a message only if there is something new to say."""
+        opened = float(str(known["opened_t"]))
+        incident = Incident(str(known["key"]), opened, c, self.job.attempt, _revision(known), self.now)
+        incident.alternatives = others
+        self.incidents[slot] = incident
+        said = (
+            known["failure"],
+            known["certainty"],
+            _ranks(known, "initiating_ranks"),
+            _ranks(known, "collateral_ranks"),
+        )
+        incident.said = essence(c)
+        if said != incident.said:
+            self._update(out, incident)
 
     def _update(self, out: list[Output], incident: Incident) -> None:
         incident.revision, incident.updated_t = incident.revision + 1, self.now
@@ -341,6 +403,15 @@ class Correlator:
     def verdicts(self) -> list[Mapping[str, object]]:
         """The present state of every open incident."""
         return [verdict(i, self.job, self.now, event="updated", state="open") for i in self.incidents.values()]
+
+
+def _revision(verdict_: Mapping[str, object]) -> int:
+    return int(str(verdict_.get("revision", 1)))
+
+
+def _ranks(verdict_: Mapping[str, object], name: str) -> tuple[int, ...]:
+    found = verdict_.get(name)
+    return tuple(int(r) for r in found) if isinstance(found, list | tuple) else ()
 
 
 def _index(catalog: Catalog) -> tuple[dict[str, set[str]], dict[str, set[str]], set[str]]:

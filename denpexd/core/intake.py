@@ -136,13 +136,17 @@ class Intake:
         fields = event.fields
         label = fields.get("label", "").lower()
         step, epoch = _number(fields.get("step")), fields.get("epoch")
-        aside = any(word in label for word in EVAL_WORDS)
+        total = _number(fields.get("total"))
+        # A second, nameless bar of another length while the rank evaluates is the evaluation's.
+        other_bar = not label and None not in (total, state.total) and total != state.total
+        aside = any(word in label for word in EVAL_WORDS) or (state.phase == "eval" and other_bar)
         if not aside:
             if step is not None and step == state.step and epoch == state.epoch and state.phase == "train":
                 return
+            was, steps = state.phase, (step - state.step) if step is not None and state.step is not None else 0
             self._leave_phase(state, event.t)
             state.step, state.epoch = step if step is not None else state.step, epoch
-            state.total = _number(fields.get("total")) or state.total
+            state.total = total or state.total
         elif state.phase != "eval":
             evidence = Evidence(
                 event.rank,
@@ -155,16 +159,19 @@ class Intake:
                 seq=self.job.seq,
             )
             self._phase(state, "eval", evidence, event.t)
-        self._moved(state, event.t, history=event.history)
+            was, steps = "eval", 0
+        else:
+            was, steps = "eval", 0
+        self._moved(state, event.t, was, steps, history=event.history)
 
     def _leave_phase(self, state: RankState, t: float) -> None:
         if state.phase not in ("train", "start") and state.phase_t > float("-inf"):
             state.rhythm.phase_took(state.phase, t - state.phase_t)
         state.phase = "train"
 
-    def _moved(self, state: RankState, t: float, *, history: bool) -> None:
+    def _moved(self, state: RankState, t: float, was: str, steps: int, *, history: bool) -> None:
         if state.moves and t > state.moved_t:
-            state.rhythm.moved(t - state.moved_t, state.phase)
+            state.rhythm.moved(t - state.moved_t, was, steps)
         state.moved_t, state.moved_seq, state.moves = t, self.job.seq, state.moves + 1
         if state.reported and t > state.reported.t + 2.0:
             state.reported = None

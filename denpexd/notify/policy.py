@@ -58,7 +58,7 @@ def _for_sink(change: Opened | Updated | Closed, sink: SinkFilter, last: Sent | 
             return None
         return _delivery(sink.name, verdict, revision, "opened", "first")
     if closed:
-        if last.event == "closed" and revision <= last.revision:
+        if last.event == "closed":
             return None
         # A restarted core may count lower than what was sent before; the end must not be lost as an old revision.
         return _delivery(sink.name, verdict, max(revision, last.revision + 1), "closed", "closed")

@@ -94,6 +94,7 @@ _HARMLESS = re2.compile(
     r"""(?i)^(?:none|null|nil|true|false|unset|missing|invalid|required|expired|[0-9][0-9,._]{0,11}|tokens?|str|int"""
     r"""|<.*|\*+.*|\.{3}.*|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?|\{.*|\[.*|\(.*|torch\..*|tensor.*|os\.environ.*|/[a-z]+/.*|redacted.*)$"""
 )
+_COLOUR = re2.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _CHECKED = frozenset({"assignment", "flag"})
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
@@ -112,9 +113,9 @@ _IDENTIFIERS = frozenset({"key", "failure", "category", "severity", "certainty",
 def redact(text: str) -> tuple[str, int]:
     """The text with secrets replaced by `[REDACTED:<kind>]`, and how many were replaced.
 
-    Bytes that were not UTF-8 (lone surrogates) come back as `?`.
+    Bytes that were not UTF-8 (lone surrogates) come back as `?`; colours, which could split a secret, are dropped.
     """
-    clean = text.encode("utf-8", "replace").decode("utf-8")
+    clean = _COLOUR.sub("", text.encode("utf-8", "replace").decode("utf-8"))
     found = 0
     if _ANY.search(clean) is None:
         return clean, 0

@@ -122,6 +122,9 @@ class Traceback:
             return self._in_frames(text)
         if self._state == "message":
             return self._in_message(text)
+        if self._state == "sub" and (found := _EXCEPTION.search(text)) is not None:
+            self._named(found.group(1), found.group(3) or "")
+            return True
         return not text.strip() or self._foreign()
 
     def quotes_code(self, text: str) -> bool:
@@ -139,10 +142,7 @@ class Traceback:
         return text[self._indent :] if text[: self._indent].isspace() else text
 
     def _header(self, text: str) -> bool:
-        if self._state == "chained":
-            self._state = "frames"
-            return True
-        if self._state == "sub":
+        if self._state in ("chained", "sub"):
             self._state = "frames"
             return True
         if self._state == "message" and ("Original Traceback" in text or self._may_quote()):

@@ -101,9 +101,12 @@ def _docker(raw: bytes) -> bytes:
     return b"\n".join(lines)
 
 
-def is_docker(raw: bytes) -> bool:
-    """Whether a line is in docker's JSON envelope, of which only the whole can be read."""
-    return raw.startswith(_DOCKER)
+def segment_end(data: bytes, position: int) -> int:
+    """Where the segment that holds `position` ends: at the next line feed or carriage return, or with the data."""
+    newline = data.find(b"\n", position)
+    newline = len(data) if newline < 0 else newline
+    carriage = data.find(b"\r", position, newline)
+    return newline if carriage < 0 else carriage
 
 
 def shorten(segment: bytes, limit: int) -> bytes:

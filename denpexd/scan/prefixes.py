@@ -12,7 +12,7 @@ from denpexd.core.events import UNKNOWN_RANK
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
-_MPIRUN = re2.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:", _OPTIONS)
+_GLUED = re2.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:|[^\s:](\[rank\d{1,6}\]:)", _OPTIONS)
 _LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
 _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
 _RAY = re2.compile(
@@ -100,14 +100,20 @@ class PrefixReader:
             self._unlabelled //= 2
 
     def read(self, segment: bytes, head: Line | None = None) -> list[Line]:
-        """The segment's pieces (mpirun glues several to one line); `head` lends its rank to what follows a `\\r`."""
-        if b"]<std" not in segment:
+        """The segment's pieces; `head` lends its rank to what follows a carriage return.
+
+        mpirun glues several tagged pieces to one line, and torch's tag follows a progress bar without a line feed.
+        """
+        if b"]<std" not in segment and b"[rank" not in segment[1:]:
             return [self._piece(segment, UNKNOWN_RANK, head)]
         lines, start, rank = [], 0, UNKNOWN_RANK
-        for found in _MPIRUN.finditer(segment):
-            if found.start() > start:
-                lines.append(self._piece(segment[start : found.start()], rank, head))
-            start, rank = found.end(), int(found.group(1))
+        for found in _GLUED.finditer(segment):
+            cut = found.start(2) if found.group(2) else found.start()
+            if cut > start:
+                lines.append(self._piece(segment[start:cut], rank, head))
+            start = cut
+            if not found.group(2):
+                start, rank = found.end(), int(found.group(1))
         lines.append(self._piece(segment[start:], rank, head))
         return lines
 

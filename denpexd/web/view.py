@@ -52,7 +52,7 @@ class JobView:
 class Stats:
     """The daemon's own counts since its start; docs/metrics.md says what each means.
 
-    `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: delivered | retry | failed),
+    `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: sent | retried | dead),
     `evidence_seconds` by kind, `evidence_outcomes` (looks) by (kind, outcome), `incidents` (counted once, when settled)
     and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure).
     """

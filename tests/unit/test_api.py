@@ -156,13 +156,11 @@ class TestAnswers:
             answer = await client.get(f"/api/v1/incidents?{query}")
             assert [v["key"] for v in answer.json()["incidents"]] == expected
 
-    @pytest.mark.parametrize(
-        "query", ["state=weird", "limit=0", "limit=-1", "limit=1001", "limit=x", "limit=", "limit=²"]
-    )
-    async def test_a_wrong_question_is_told_what_is_allowed(self, client, query):
-        answer = await client.get(f"/api/v1/incidents?{query}")
-        assert answer.status_code == 400
-        assert "give" in answer.json()["error"]
+    async def test_a_wrong_question_is_told_what_is_allowed(self, client):
+        for query in ["state=weird", "limit=0", "limit=-1", "limit=1001", "limit=x", "limit=", "limit=²"]:
+            answer = await client.get(f"/api/v1/incidents?{query}")
+            assert answer.status_code == 400, query
+            assert "give" in answer.json()["error"]
 
     async def test_one_incident_is_the_verdict_itself_and_fits_the_schema(self, client):
         verdict = (await client.get("/api/v1/incidents/run-7/1/a3f9")).json()
@@ -213,12 +211,12 @@ class TestAnswers:
 
 
 class TestWhoMayAsk:
-    @pytest.mark.parametrize("path", PAGES + OPEN)
-    async def test_a_foreign_host_name_is_refused_on_loopback(self, client, path):
-        for host in ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::2]", ""]:
-            assert (await client.get(path, headers={"host": host})).status_code == 421
-        for host in ["localhost:9464", "127.0.0.1", "[::1]:9464", "LOCALHOST"]:
-            assert (await client.get(path, headers={"host": host})).status_code == 200
+    async def test_a_foreign_host_name_is_refused_on_loopback(self, client):
+        for path in PAGES + OPEN:
+            for host in ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::2]", ""]:
+                assert (await client.get(path, headers={"host": host})).status_code == 421, (path, host)
+            for host in ["localhost:9464", "127.0.0.1", "[::1]:9464", "LOCALHOST"]:
+                assert (await client.get(path, headers={"host": host})).status_code == 200, (path, host)
 
     async def test_further_host_names_can_be_allowed(self, daemon):
         async with served(daemon, allowed_hosts=["gpu-7.lab"]) as client:

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -116,7 +117,10 @@ def test_torchrun_restart_has_two_attempts_of_each_local_rank(tmp_path: Path) ->
 
 def two_torchrun_folders(root: Path, *, gap: float, last_of_first: float) -> None:
     """Two runs in one log folder: started `gap` seconds apart, the first last written `last_of_first` after its start."""
-    for name, start, last in (("none_aaaaaaaa", 1000.0, 1000.0 + last_of_first), ("none_bbbbbbbb", 1000.0 + gap, 5000.0)):
+    for name, start, last in (
+        ("none_aaaaaaaa", 1000.0, 1000.0 + last_of_first),
+        ("none_bbbbbbbb", 1000.0 + gap, 5000.0),
+    ):
         make(root, f"{name}/attempt_0/0/stdout.log", f"{name}/attempt_0/1/stdout.log")
         for rank in (0, 1):
             os.utime(root / name / "attempt_0" / str(rank) / "stdout.log", (last, last))
@@ -194,7 +198,9 @@ def test_nodes_in_a_template_with_equal_ranks_are_ambiguous(tmp_path: Path) -> N
     assert set(ranks(f"{tmp_path}/{{node}}/rank{{rank}}.log")) == {UNKNOWN_RANK}
 
 
-@pytest.mark.parametrize(("text", "hint"), [("{rnak}.log", "did you mean {rank}"), ("{pid}.log", "known are"), ("{rank", "")])
+@pytest.mark.parametrize(
+    ("text", "hint"), [("{rnak}.log", "did you mean {rank}"), ("{pid}.log", "known are"), ("{rank", "")]
+)
 def test_an_unknown_placeholder_is_a_settings_error(text: str, hint: str) -> None:
     with pytest.raises(SettingsError, match=r"no placeholder") as error:
         Discovery([f"/logs/{text}"], None)
@@ -266,19 +272,21 @@ def test_more_files_than_the_limit_are_cut_and_said(tmp_path: Path) -> None:
 
 UNREADABLE = """
 import os, sys
-os.setgid(65534); os.setuid(65534)
 from denpexd.ingest.discover import Discovery
+os.setgid(65534)
+os.setuid(65534)
 d = Discovery([sys.argv[1]], None)
 print([f.rank for f in d.scan()], [e for e in d.errors if "cannot be listed" in e])
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_folder_that_cannot_be_read_does_not_hide_its_siblings(tmp_path: Path) -> None:
-    make(tmp_path, "closed/rank0.log", "open/rank1.log")
-    (tmp_path / "closed").chmod(0)
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    done = subprocess.run([sys.executable, "-c", UNREADABLE, str(tmp_path)], capture_output=True, text=True, check=True)
+def test_a_folder_that_cannot_be_read_does_not_hide_its_siblings() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        root = Path(folder)
+        make(root, "closed/rank0.log", "open/rank1.log")
+        (root / "closed").chmod(0)
+        root.chmod(0o755)
+        done = subprocess.run([sys.executable, "-c", UNREADABLE, folder], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[1] [")
     assert "closed: cannot be listed by uid 65534" in done.stdout

@@ -105,7 +105,7 @@ async def test_a_missing_file_is_tried_again(tmp_path: Path) -> None:
 
 
 async def posted(monkeypatch: pytest.MonkeyPatch, url: str, told: Row) -> dict[str, Any]:
-    """What the plugin would send to its service on the internet: only the last step, requests.post, is replaced."""
+    """What the plugin would send to its service on the internet: only requests itself is replaced."""
     import requests
 
     sent: list[dict[str, Any]] = []
@@ -117,6 +117,7 @@ async def posted(monkeypatch: pytest.MonkeyPatch, url: str, told: Row) -> dict[s
         return answer
 
     monkeypatch.setattr(requests, "post", post)
+    monkeypatch.setattr(requests, "request", lambda method, address, **rest: post(address, **rest))
     await sink(url).send(told)
     assert len(sent) == 1
     return sent[0]

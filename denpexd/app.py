@@ -1,0 +1,152 @@
+"""The daemon: builds every long-lived object in one straight line and runs them until it is told to stop.
+
+The order matters (each step needs what the earlier ones made), so `run` is not split where it wires; each resource
+registers its clean-up at once and the stack undoes them in reverse.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import shutil
+import signal
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TextIO
+
+import httpx
+
+from denpexd.catalog.load import load as load_rules
+from denpexd.catalog.load import shipped_rules
+from denpexd.clock import Clock, SteadyClock
+from denpexd.core.cadence import Limits
+from denpexd.core.rule import Catalog
+from denpexd.daemon import Daemon
+from denpexd.errors import SettingsError
+from denpexd.evidence.collect import Collector
+from denpexd.evidence.procs import Processes
+from denpexd.ingest.discover import Discovery
+from denpexd.ingest.wake import Waker
+from denpexd.notify.deliver import Deliverer
+from denpexd.notify.outbox import Store
+from denpexd.notify.sinks import make_sinks
+from denpexd.pipeline import Pipeline
+from denpexd.reader import Reader
+from denpexd.scan.engine import choose_engine
+from denpexd.scan.stream import Scanner
+from denpexd.settings import Settings, read_secret
+from denpexd.systemd_notify import sd_notify
+from denpexd.web.api import create_app
+from denpexd.web.server import bind, serve
+
+log = logging.getLogger(__name__)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The hang settings as the core wants them."""
+    return Limits(min_silence=settings.hang.min_silence, budgets=dict(settings.hang.budgets.model_dump()))
+
+
+def load_catalog(settings: Settings) -> Catalog:
+    """Shipped rules and packs; a mistake in one rule is said and leaves out that rule only."""
+    catalog, errors = load_rules([shipped_rules(), *settings.rules])
+    for error in errors:
+        log.error("rule left out: %s", error)
+    if not catalog.rules:
+        raise SettingsError(f"no usable rule in {shipped_rules()}; reinstall denpexd or mend the rules named above")
+    return catalog
+
+
+async def run(
+    settings: Settings,
+    *,
+    stream: TextIO,
+    color: bool,
+    clock: Clock | None = None,
+    root_pid: int | None = None,
+    until: Callable[["Daemon"], bool] | None = None,
+    listening: Callable[[str], None] | None = None,
+) -> int:
+    """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints."""
+    clock = clock or SteadyClock()
+    async with AsyncExitStack() as cleanup:
+        catalog = load_catalog(settings)
+        scanner = Scanner([s for s in catalog.signals.values() if s.kind == "log"], choose_engine())
+        sock = await asyncio.to_thread(bind, settings.web.host, settings.web.port)
+        cleanup.callback(sock.close)
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
+        store = Store(settings.state_dir / "denpexd.sqlite", clock)
+        await asyncio.to_thread(store.open)
+        cleanup.push_async_callback(asyncio.to_thread, store.close)
+        pipeline = Pipeline(
+            catalog, scanner, start_t=clock.now(), limits=limits_of(settings), max_line=settings.ingest.max_line
+        )
+        pipeline.restore(store.journal(), store.incidents("open"), clock.now())
+        waker = Waker(clock)
+        reader = Reader(
+            Discovery(settings.paths, settings.job), clock, waker, store.positions(), settings.ingest.sweep
+        )
+        cleanup.callback(reader.close)
+        collector = Collector(
+            Processes(root_pid=root_pid), clock, stacks="off" if settings.evidence.stacks == "off" else "auto"
+        )
+        client = await cleanup.enter_async_context(httpx.AsyncClient(follow_redirects=False, timeout=10.0))
+        width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+        sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
+        deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
+        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock)
+        token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
+        app = create_app(daemon.view(), token=token, host=settings.web.host)
+        _signals(daemon)
+        notify = os.environ.get("NOTIFY_SOCKET")
+
+        def ready(url: str) -> None:
+            sd_notify("READY=1", notify)
+            log.info("watching %d paths, %d rules, engine %s", len(settings.paths), len(catalog.rules), scanner.engine_name)
+            if listening is not None:
+                listening(url)
+
+        tasks = [
+            asyncio.create_task(serve(app, settings.web.host, settings.web.port, sock=sock, listening=ready), name="web"),
+            asyncio.create_task(deliverer.run(), name="deliver"),
+            asyncio.create_task(daemon.read_forever(), name="read"),
+            asyncio.create_task(daemon.tick_forever(notify), name="tick"),
+        ]
+        stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
+        try:
+            done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sd_notify("STOPPING=1", notify)
+            for task in (tasks[2], tasks[3], stop):
+                task.cancel()
+            await asyncio.gather(tasks[2], tasks[3], stop, return_exceptions=True)
+            await daemon.finish()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if task is not stop and (error := task.exception()) is not None:
+                raise error
+    return 0
+
+
+def _signals(daemon: Daemon) -> None:
+    """SIGTERM and SIGINT stop in order; a second one at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if daemon.stopping.is_set():
+            os._exit(130)
+        daemon.stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop)
+        except (RuntimeError, ValueError):
+            log.debug("not in the main thread: signals are not handled here")
+
+
+def default_paths(settings: Settings, paths: list[str]) -> list[str]:
+    """Paths of the command line and of the file, made absolute as given."""
+    return [*paths, *settings.paths] or [str(Path.cwd())]

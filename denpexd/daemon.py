@@ -1,0 +1,243 @@
+"""The three loops of the daemon - reading, ticking, answering wishes for evidence - and what they share."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from denpexd.clock import Clock
+from denpexd.core.events import Want
+from denpexd.errors import StateError
+from denpexd.evidence.collect import Collector
+from denpexd.notify.deliver import Deliverer
+from denpexd.notify.outbox import Store
+from denpexd.notify.policy import plan
+from denpexd.notify.redact import redact_verdict
+from denpexd.notify.sinks import filters
+from denpexd.pipeline import Outcome, Pipeline
+from denpexd.reader import Reader
+from denpexd.settings import Settings
+from denpexd.snapshot import DaemonView
+from denpexd.systemd_notify import sd_notify
+from denpexd.web.view import Stats
+
+log = logging.getLogger(__name__)
+
+TICK = 1.0
+LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
+GRACE = 10.0
+LOOKS = 4  # requests for evidence that run at the same time
+KEPT = 1000  # incidents shown
+
+Verdict = Mapping[str, object]
+
+
+class Daemon:
+    """One daemon at work. Everything runs on the event loop; what can block goes to a thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipeline: Pipeline,
+        reader: Reader,
+        store: Store,
+        deliverer: Deliverer,
+        collector: Collector,
+        clock: Clock,
+    ) -> None:
+        self.pipeline, self.reader, self.store = pipeline, reader, store
+        self.deliverer, self.collector, self.clock = deliverer, collector, clock
+        self.stopping = asyncio.Event()
+        self._world = settings.job
+        self._sinks = filters(settings)
+        self._writing = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()
+        self._incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
+        self._tick_at = clock.now()
+        self._moved_at = clock.now()
+        self._lag = 0.0
+        self._positions: dict[str, str] = {}
+        self._attach_at = float("-inf")
+        self._started = False
+
+    # --- loops ------------------------------------------------------------------------------------------------------
+
+    async def read_forever(self) -> None:
+        """Read what is new as soon as it is there; a full look at every sweep."""
+        touched: set[str] | None = None
+        while True:
+            new = await self.reader.look_around()
+            if new:
+                await self._welcome({found.job for found in new})
+            async for found, read in self.reader.round(touched):
+                await self.handle(self.pipeline.feed(found, read, self.clock.now()))
+            self._moved_at = self.clock.now()
+            if self.reader.behind():
+                touched = None
+                await self.clock.sleep(0)
+                continue
+            await self._save()
+            self._started = True
+            touched = await self.reader.wait(TICK)
+
+    async def _welcome(self, jobs: set[str]) -> None:
+        lately = await self.reader.recent(jobs)
+        for job in sorted(jobs):
+            await self.handle(self.pipeline.recent(job, self.clock.now(), recent=lately[job]))
+
+    async def tick_forever(self, notify: str | None) -> None:
+        """Once a second: processes, time, positions; feeds systemd's watchdog while reading goes on."""
+        while True:
+            due = self._tick_at + TICK
+            await self.clock.sleep(max(0.0, due - self.clock.now()))
+            now = self.clock.now()
+            self._lag = max(0.0, now - due)
+            if now - self._tick_at > LATE:
+                log.warning("paused for %.0f s: silence in between proves nothing", now - self._tick_at)
+                await self.handle(self.pipeline.blind(now, self._tick_at))
+            self._tick_at = now
+            await self._processes(now)
+            await self.handle(self.pipeline.tick(now))
+            if self.healthy()[0]:
+                sd_notify("WATCHDOG=1", notify)
+
+    async def _processes(self, now: float) -> None:
+        """Ranks that came or went, told to the job whose files they write; else to the only job there is."""
+        if now >= self._attach_at:
+            self._attach_at = now + 5.0
+            self.reader.ranks = await self.collector.attach(list(self.reader.found))
+        events = await self.collector.watch()
+        job = self._evidence_job()
+        if events and job is not None:
+            await self.handle(self.pipeline.evidence(job, events))
+
+    def _evidence_job(self) -> str | None:
+        """The job that the local processes belong to."""
+        written = {self.reader.found[path].job for path in self.reader.ranks if path in self.reader.found}
+        jobs = written or set(self.pipeline.jobs)
+        return next(iter(jobs)) if len(jobs) == 1 else None
+
+    async def wait_for_stop(self, until: Callable[["Daemon"], bool] | None) -> None:
+        """Return when a signal came, or when `until` is true."""
+        while until is None or not until(self):
+            if until is None:
+                await self.stopping.wait()
+                return
+            if self.stopping.is_set():
+                return
+            await self.clock.sleep(0.1)
+
+    async def finish(self) -> None:
+        """Stop reading, judge once more, save, and give the senders a little time."""
+        async for found, read in self.reader.round(None):
+            await self.handle(self.pipeline.feed(found, read, self.clock.now()))
+        await self.handle(self.pipeline.flush(self.clock.now()))
+        await self._save()
+        for task in self._looking:
+            task.cancel()
+        await self.deliverer.drain(GRACE)
+
+    # --- consequences -----------------------------------------------------------------------------------------------
+
+    async def handle(self, outcome: Outcome) -> None:
+        """Make a batch's consequences durable together with the positions, then let the senders go."""
+        changes = outcome.changes
+        for change in changes:
+            self._remember(change.verdict)
+        if changes or outcome.journal:
+            deliveries = [d for c in changes for d in plan(c, self._sinks, self.store.sent(str(c.verdict["key"])))]
+            await self._commit(incidents=[c.verdict for c in changes], deliveries=deliveries, journal=outcome.journal)
+            if deliveries:
+                self.deliverer.wake()
+        for job, want in outcome.wants:
+            if len(self._looking) < LOOKS:
+                task = asyncio.create_task(self._look(job, want), name="look")
+                self._looking.add(task)
+                task.add_done_callback(self._looking.discard)
+
+    async def _commit(self, **batch: object) -> None:
+        """One transaction; positions go with every batch, so that nothing read is lost or taken twice."""
+        positions = self.reader.positions()
+        changed = {path: row for path, row in positions.items() if self._positions.get(path) != row}
+        async with self._writing:
+            try:
+                await asyncio.to_thread(self.store.commit, positions=changed, **batch)  # type: ignore[arg-type] # passed on as given
+            except StateError as error:
+                log.error("%s", error)
+        self._positions.update(changed)
+
+    async def _save(self) -> None:
+        positions = self.reader.positions()
+        if positions != self._positions:
+            await self._commit()
+
+    def _remember(self, verdict: Verdict) -> None:
+        key = str(verdict["key"])
+        clean, _ = redact_verdict(verdict)
+        self._incidents.pop(key, None)
+        self._incidents[key] = clean
+        while len(self._incidents) > KEPT:
+            del self._incidents[next(iter(self._incidents))]
+
+    async def _look(self, job: str, want: Want) -> None:
+        if self._evidence_job() == job:
+            events = await self.collector.collect(want)
+            await self.handle(self.pipeline.evidence(job, events))
+
+    # --- what is shown ----------------------------------------------------------------------------------------------
+
+    def view(self) -> DaemonView:
+        """What the web side asks."""
+        return DaemonView(
+            self.pipeline, self.incidents, self._incidents.get, self.stats, self.clock.now, self.healthy, self.ready
+        )
+
+    def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
+        """Newest first."""
+        chosen = [v for v in reversed(self._incidents.values()) if state in (None, v["state"])]
+        return chosen[:limit]
+
+    def healthy(self) -> tuple[bool, str]:
+        quiet = self.clock.now() - self._moved_at
+        return (True, "ok") if quiet < 60.0 else (False, f"reading has stood still for {quiet:.0f} s")
+
+    def ready(self) -> tuple[bool, str]:
+        if not self._started:
+            return False, "still catching up with what stands in the files"
+        return True, "ok"
+
+    @property
+    def blind(self) -> bool:
+        """Nothing can be read: every file there was is unreadable."""
+        states = self.reader.states
+        return states["reading"] == 0 and states["unreadable"] > 0
+
+    def stats(self) -> Stats:
+        """All counters, copied."""
+        now = self.clock.wall()
+        jobs = self.pipeline.jobs.values()
+        open_now = self.pipeline.open_labels
+        return Stats(
+            engine=self.pipeline.scanner.engine_name,
+            lines=self.pipeline.lines,
+            bytes=self.pipeline.bytes,
+            file_lag_bytes=self.reader.lag,
+            files=self.reader.states,
+            read_errors=dict(self.reader.errors),
+            truncations=self.reader.events["truncated"],
+            rotations=self.reader.events["rotated"] + self.reader.events["replaced"],
+            watch_overflows=self.reader.overflows,
+            lines_truncated=sum(s.lines_truncated for job in jobs for s in job.streams.values()),
+            outbox_pending=self.store.pending(),
+            outbox_oldest_seconds=self.store.oldest_age(now),
+            notifications=dict(self.deliverer.counters),
+            state_write_errors=self.store.counters["state_write_errors"],
+            loop_lag_seconds=self._lag,
+            redactions=self.store.counters["redactions"],
+            evidence_seconds=dict(self.collector.seconds),
+            evidence_outcomes=dict(self.collector.counts),
+            suspected_hangs=sum(job.core.suspected for job in jobs),
+            incidents=dict(self.pipeline.settled + open_now),
+            incidents_open=dict(open_now),
+            fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
+            blind=self.blind,
+        )

@@ -1,0 +1,204 @@
+"""Bytes of many files -> events -> one correlator a job. Synchronous and without I/O: the daemon feeds and ticks it.
+
+A job is named by the discovery of its files. Each file has a stream of its own; what a batch of reads caused comes back
+as Outcome: what the core said and what belongs into the journal.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from denpexd.core.cadence import Limits
+from denpexd.core.correlate import Correlator
+from denpexd.core.events import (
+    UNKNOWN_RANK,
+    Attempt,
+    Blind,
+    Closed,
+    Event,
+    Fact,
+    Joined,
+    Opened,
+    Output,
+    Tick,
+    Updated,
+    Want,
+)
+from denpexd.core.rule import Catalog
+from denpexd.errors import CaseError
+from denpexd.ingest.discover import Found
+from denpexd.ingest.tail import TailRead
+from denpexd.journal import decode, encode
+from denpexd.scan.stream import Scanner, Stream
+
+log = logging.getLogger(__name__)
+
+Change = Opened | Updated | Closed
+Verdict = Mapping[str, object]
+Generation = tuple[str, int]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one batch caused, by job: changes to tell, evidence to fetch, journal lines to keep."""
+
+    changes: list[Change] = field(default_factory=list)
+    wants: list[tuple[str, Want]] = field(default_factory=list)
+    journal: list[str] = field(default_factory=list)
+
+    def add(self, job: str, events: Iterable[Event], outputs: Iterable[Output]) -> None:
+        self.journal += [line for event in events if (line := encode(job, event)) is not None]
+        for output in outputs:
+            if isinstance(output, Want):
+                self.wants.append((job, output))
+            else:
+                self.changes.append(output)
+
+    def merge(self, other: "Outcome") -> None:
+        self.changes += other.changes
+        self.wants += other.wants
+        self.journal += other.journal
+
+
+@dataclass(slots=True)
+class Job:
+    """One job: its correlator, its streams, and which start of it is being watched."""
+
+    name: str
+    core: Correlator
+    streams: dict[Path, Stream] = field(default_factory=dict)
+    generation: Generation | None = None
+    past: set[Generation] = field(default_factory=set)
+
+
+class Pipeline:
+    """All jobs of this daemon. Times are Unix seconds on a steady axis (`start_t`: when the daemon started)."""
+
+    def __init__(
+        self, catalog: Catalog, scanner: Scanner, *, start_t: float, limits: Limits, max_line: int = 65536
+    ) -> None:
+        self.catalog, self.scanner = catalog, scanner
+        self.jobs: dict[str, Job] = {}
+        self.lines = self.bytes = 0
+        self.settled: Counter[tuple[str, str, str, str]] = Counter()
+        self._start_t, self._limits, self._max_line = start_t, limits, max_line
+
+    def job(self, name: str) -> Job:
+        if name not in self.jobs:
+            core = Correlator(self.catalog, name, start_t=self._start_t, limits=self._limits)
+            self.jobs[name] = Job(name, core)
+        return self.jobs[name]
+
+    def restore(self, journal: Iterable[str], open_verdicts: Sequence[Verdict], now: float) -> None:
+        """Take in the journal of the daemon before this one; a damaged line is left out and said."""
+        events: dict[str, list[Event]] = {str(v["job"]): [] for v in open_verdicts}
+        damaged = 0
+        for line in journal:
+            try:
+                job, event = decode(line)
+                events.setdefault(job, []).append(event)
+            except CaseError:
+                damaged += 1
+        if damaged:
+            log.warning("%d lines of the journal are damaged and were left out", damaged)
+        for job, known in events.items():
+            core = self.job(job).core
+            core.restore(known, [v for v in open_verdicts if v["job"] == job], now)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def feed(self, found: Found, read: TailRead, t: float) -> Outcome:
+        """New bytes of one file."""
+        job = self.job(found.job)
+        events = self._generation(job, found, t)
+        if found.run or found.attempt is not None:
+            if (found.run, found.attempt or 0) != job.generation:
+                return Outcome()  # an earlier start of the job: over
+        stream = self._stream(job, found)
+        if read.anew:
+            events += stream.flush(t)
+        self.bytes += len(read.data)
+        self.lines += read.data.count(b"\n")
+        events += stream.feed(t, read.offset, read.data, history=read.history)
+        return self.take(job, events)
+
+    def _stream(self, job: Job, found: Found) -> Stream:
+        stream = job.streams.get(found.path)
+        if stream is None or (stream.rank != found.rank and found.rank != UNKNOWN_RANK):
+            stream = Stream(self.scanner, str(found.path), found.rank, max_line=self._max_line)
+            job.streams[found.path] = stream
+        return stream
+
+    @staticmethod
+    def _generation(job: Job, found: Found, t: float) -> list[Event]:
+        """A folder of a new start (torchrun's run id and attempt) means that the job was started again."""
+        here = (found.run, found.attempt or 0)
+        if job.generation is None:
+            job.generation = here
+        elif here != job.generation and here not in job.past and (found.run or found.attempt is not None):
+            job.past.add(job.generation)
+            job.generation = here
+            return [Attempt(t, found.attempt or 0)]
+        return []
+
+    def take(self, job: Job, events: Sequence[Event]) -> Outcome:
+        """Events of one job, as one batch."""
+        outcome = Outcome()
+        if events:
+            outputs = job.core.feed(events)
+            outcome.add(job.name, events, outputs)
+            self._count(outputs)
+        return outcome
+
+    def evidence(self, name: str, events: Sequence[Event]) -> Outcome:
+        """Answers of witnesses about one job."""
+        return self.take(self.job(name), events)
+
+    def recent(self, name: str, t: float, *, recent: bool) -> Outcome:
+        """Whether what stood in the job's files at the start was written lately."""
+        return self.take(self.job(name), [Fact(t, UNKNOWN_RANK, "recent", {"recent": str(recent).lower()})])
+
+    def world(self, name: str, t: float, size: int) -> Outcome:
+        """The number of ranks, where files or settings tell it."""
+        return self.take(self.job(name), [Joined(t, UNKNOWN_RANK, world_size=size)])
+
+    def blind(self, t: float, since: float) -> Outcome:
+        """The daemon could not look: silence in between proves nothing."""
+        outcome = Outcome()
+        for job in self.jobs.values():
+            outcome.merge(self.take(job, [Blind(t, since)]))
+        return outcome
+
+    def tick(self, t: float) -> Outcome:
+        """The clock moved by a second."""
+        outcome = Outcome()
+        for job in self.jobs.values():
+            idle = [event for stream in job.streams.values() for event in stream.idle(t)]
+            outcome.merge(self.take(job, [*idle, Tick(t)]))
+        return outcome
+
+    def flush(self, t: float) -> Outcome:
+        """No more bytes will come: unfinished lines count as lines."""
+        outcome = Outcome()
+        for job in self.jobs.values():
+            rest = [event for stream in job.streams.values() for event in stream.flush(t)]
+            outcome.merge(self.take(job, [*rest, Tick(t)]))
+        return outcome
+
+    def _count(self, outputs: Iterable[Output]) -> None:
+        """An incident counts once, for the failure it settled on: at its end, or while it is open as it stands."""
+        for output in outputs:
+            if isinstance(output, Closed):
+                self.settled[labels(output.verdict)] += 1
+
+    @property
+    def open_labels(self) -> Counter[tuple[str, str, str, str]]:
+        """Open incidents by (job, failure, category, severity)."""
+        return Counter(labels(v) for job in self.jobs.values() for v in job.core.verdicts())
+
+
+def labels(verdict: Verdict) -> tuple[str, str, str, str]:
+    """What an incident is counted by."""
+    return str(verdict["job"]), str(verdict["failure"]), str(verdict["category"]), str(verdict["severity"])

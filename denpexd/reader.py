@@ -1,0 +1,163 @@
+"""Keeps the tails of all files going: finds files, reads what is new in turns, and says what the reads were.
+
+One round gives every file with news at most one chunk, so that a file that catches up delays no other. Positions are
+handed out beside the bytes; whoever takes both stores them together.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+
+from denpexd.clock import Clock
+from denpexd.errors import SourceError
+from denpexd.ingest.discover import Discovery, Found
+from denpexd.ingest.open_files import OpenFiles
+from denpexd.ingest.positions import Position
+from denpexd.ingest.remote import Mounts, RemoteReader
+from denpexd.ingest.tail import Tail, TailRead, new_buffer
+from denpexd.ingest.wake import Waker
+
+log = logging.getLogger(__name__)
+
+RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
+
+
+class Reader:
+    """All files of one daemon. `saved`: position rows by file identity, from the state of the daemon before."""
+
+    def __init__(self, discovery: Discovery, clock: Clock, waker: Waker, saved: Mapping[str, str], sweep: float) -> None:
+        self._discovery, self._clock, self._waker, self._sweep = discovery, clock, waker, sweep
+        self._saved = {p.path: p for p in map(_position, saved.values()) if p is not None}
+        self._files = OpenFiles(self._saved.values())
+        self._remote = RemoteReader(clock)
+        self._mounts = Mounts()
+        self._buffer = new_buffer()
+        self._tails: dict[Path, Tail] = {}
+        self._mount_of: dict[Path, str | None] = {}
+        self._swept = float("-inf")
+        self._first = True
+        self.found: dict[Path, Found] = {}
+        self.ranks: dict[Path, int] = {}  # what the processes that hold the files say
+        self.events: Counter[str] = Counter()  # rotated, truncated, replaced, vanished, unreadable
+        self.errors: Counter[str] = Counter()
+
+    @property
+    def lag(self) -> int:
+        """Bytes that are known to be there and not yet read, of the file furthest behind."""
+        return max((tail.lag for tail in self._tails.values()), default=0)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """Files by state."""
+        broken = sum(tail.error is not None for tail in self._tails.values())
+        return {"reading": len(self._tails) - broken, "unreadable": broken}
+
+    @property
+    def overflows(self) -> int:
+        return self._waker.overflows
+
+    async def wait(self, longest: float) -> set[str] | None:
+        """Until something may be new, at most `longest` seconds; None: anything may be."""
+        return await self._waker.wait(min(longest, self._sweep))
+
+    async def look_around(self) -> list[Found]:
+        """Find new files, at most once a sweep; returns the files that were not known before."""
+        if self._clock.now() < self._swept + self._sweep:
+            return []
+        found = await asyncio.to_thread(self._discovery.scan)
+        self._swept = self._clock.now()
+        self._mounts = await asyncio.to_thread(Mounts)
+        new = [f for f in found if f.path not in self._tails]
+        for one in found:
+            self.found[one.path] = one
+        for one in new:
+            self._tails[one.path] = Tail(
+                one.path, self._saved.pop(str(one.path), None), files=self._files, history=self._first
+            )
+            self._mount_of[one.path] = self._mounts.remote(one.path)
+        self._first = False
+        local = {path.parent for path in self._tails if self._mount_of[path] is None}
+        await asyncio.to_thread(self._waker.watch, local)
+        return new
+
+    async def round(self, touched: Iterable[str] | None) -> AsyncIterator[tuple[Found, TailRead]]:
+        """One chunk of every file that may have news."""
+        chosen = list(self._tails) if touched is None else [p for t in touched if (p := Path(t)) in self._tails]
+        for number, path in enumerate(chosen):
+            if number % 256 == 255:
+                await self._clock.sleep(0)
+            tail, mount = self._tails[path], self._mount_of[path]
+            if mount is None:
+                read = tail.read(self._buffer, self._clock.now())
+            else:
+                read = await self._remote.read_remote(tail, mount)
+            if read.event:
+                self._note(tail, read)
+            if read.data or read.anew:
+                yield self._owner(path), read
+
+    def behind(self) -> bool:
+        """There is more to read without waiting."""
+        return any(tail.lag > 0 and tail.error is None for tail in self._tails.values())
+
+    def _owner(self, path: Path) -> Found:
+        found, rank = self.found[path], self.ranks.get(path)
+        if rank is None or found.rank == rank:
+            return found
+        return Found(found.path, found.job, rank, found.attempt, found.stream, False, found.run, found.note)
+
+    def _note(self, tail: Tail, read: TailRead) -> None:
+        self.events[read.event] += 1
+        if read.event in ("unreadable", "vanished"):
+            self.errors[read.event] += 1
+        level = logging.WARNING if read.event == "unreadable" else logging.INFO
+        log.log(level, "%s: %s%s", tail.path, read.event, f": {tail.error}" if tail.error else "")
+
+    def positions(self) -> dict[str, str]:
+        """Where every file was read to, as rows for the state."""
+        found = {}
+        for path, tail in self._tails.items():
+            if (position := tail.position) is not None:
+                found[str(path)] = _row(position)
+        return found
+
+    async def recent(self, jobs: Iterable[str]) -> dict[str, bool]:
+        """For each job whether any of its files was written lately."""
+        now = self._clock.wall()
+
+        def look() -> dict[str, bool]:
+            lately = dict.fromkeys(jobs, False)
+            for path, one in self.found.items():
+                try:
+                    lately[one.job] = lately.get(one.job, False) or now - path.stat().st_mtime < RECENT
+                except OSError:
+                    continue
+            return lately
+
+        return await asyncio.to_thread(look)
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            try:
+                tail.close()
+            except (OSError, SourceError) as problem:
+                log.debug("%s: %s", tail.path, problem)
+        self._waker.close()
+
+
+def _row(position: Position) -> str:
+    path, identity, offset, head, tail_hash = position.to_row()
+    return json.dumps([path, identity, offset, base64.b64encode(head).decode(), base64.b64encode(tail_hash).decode()])
+
+
+def _position(row: str) -> Position | None:
+    try:
+        path, identity, offset, head, tail_hash = json.loads(row)
+        return Position.from_row((path, identity, offset, base64.b64decode(head), base64.b64decode(tail_hash)))
+    except (ValueError, TypeError):
+        log.warning("a saved position is damaged and is left out: %.80s", row)
+        return None

@@ -1,0 +1,234 @@
+"""What launchers, schedulers and start-up lines say about ranks: who exited how, who is told to stop, who exists."""
+
+from dataclasses import dataclass, field
+
+import re2
+
+from denpexd.core.events import UNKNOWN_RANK, Attempt, Event, Exit, Fact, Joined
+from denpexd.scan.blocks import Opening
+from denpexd.scan.prefixes import Line
+
+# Name -> pattern; the names are the methods of LauncherReader.
+PATTERNS = {
+    "torchrun_exit": r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of ",
+    "mpirun_exit": r"(?:mpirun|prterun|mpiexec|orterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node"
+    r" \S+ exited on signal (?P<signal>\d+)",
+    "mpi_name": r"Process name: \[\[[^\]]*\],\s*(?P<rank>\d+)\]",
+    "mpi_code": r"^\s*Exit code:\s+(?P<code>\d+)",
+    "srun_exit": r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?P<why>Killed|Aborted|Segmentation fault|Bus error"
+    r"|Terminated|Out Of Memory|Exited with exit code (?P<code>\d+))",
+    "lightning_exit": r"(?:\[rank: (?P<rank>\d+)\] )?Child process with PID (?P<pid>\d+) terminated with code"
+    r" (?P<code>-?\d+)",
+    "killing": r"(?:Sending process|Closing process|Killing subprocess) (?P<pid>\d+)(?: (?:closing signal|via signal)"
+    r" (?:Signals\.)?(?P<signal>\w+))?",
+    "forcing": r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via (?:Signals\.)?(?P<signal>\w+)",
+    "restart": r"Worker group \w+\. (?P<left>\d+)/(?P<most>\d+) attempts left; will restart worker group",
+    "new_nodes": r"Detected \d+ new nodes from group_rank=\d+; will restart worker group",
+    "restart_count": r"restart_count=(?P<count>\d+)",
+    "world": r"(?i)\bworld[_ ]size\"?\s*[=:]\s*(?P<world>\d+)",
+    "member": r"GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/(?P<world>\d+)",
+    "nccl": r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<world>\d+) "
+    r".*Init COMPLETE",
+}
+SUMMARY = r"^(?:Failures:|Root Cause \(first observed failure\):)\s*$"
+
+_OWN_LINE = re2.compile(
+    r"^(?:[IWEF]\d{3,4} [\d:.]+ \d+ |\[[\d: ,-]+\] |(?:INFO|WARNING|ERROR):)"
+    r"torch[./]distributed[./](?:elastic|run|launch)"
+    r"|^(?:srun|slurmstepd[\w.-]*|mpirun|prterun|mpiexec|orterun): |^(?:mpirun|prterun) (?:noticed|detected)"
+    r"|\[launch\.py:\d+:|^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError"
+)
+_ENTRY = re2.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*?)\s*$")
+_RANK = re2.compile(r"^(\d+) \(local_rank: \d+\)")
+_EXIT_CODE = re2.compile(r"^(-?\d+) \(pid: (\d+)\)(?:\s+\((SIG[A-Z]+)\))?")
+_SECOND_HAND = re2.compile(r"(?i)checkpoint|ckpt|saved|expect|mismatch|\bgot\b|\bbut\b|resum|error|must|should")
+_OWN_RANK = re2.compile(r'(?:^|[^\w])"?(?:global_)?rank"?\s*[=:]\s*(\d+)')
+_OWN_PID = re2.compile(r'(?:^|[^\w])"?pid"?\s*[=:]\s*(\d+)')
+_SIGNALS = {
+    "Killed": -9,
+    "Out Of Memory": -9,
+    "Terminated": -15,
+    "Aborted": -6,
+    "Segmentation fault": -11,
+    "Bus error": -7,
+}
+_SIGNAL_NAMES = {"9": "SIGKILL", "15": "SIGTERM", "2": "SIGINT", "1": "SIGHUP"}
+_MOST_TASKS = 65536
+_MOST_REMEMBERED = 10_000
+_HOLD = 1.0
+_MOST_SUMMARY_LINES = 100_000  # ten thousand ranks may have an entry each
+
+
+def is_launcher_line(text: str) -> bool:
+    """Whether a launcher or scheduler printed the line, not the rank in whose stream it stands."""
+    return _OWN_LINE.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    t: float
+    local: int
+    code: int
+
+
+@dataclass(slots=True)
+class LauncherReader:
+    """What one stream has told about processes so far. `rank`: the rank of the file, if known."""
+
+    rank: int
+    source: str
+    ranks: dict[int, int] = field(default_factory=dict)  # pid -> rank
+    _held: dict[int, _Held] = field(default_factory=dict)  # pid -> exit whose global rank the summary will tell
+    _joined: set[tuple[int, int | None, int | None]] = field(default_factory=set)
+    _first_communicator: set[int] = field(default_factory=set)
+    _mpi_rank: int = UNKNOWN_RANK
+    _attempt: int = 0
+
+    def read(self, name: str, line: Line, groups: dict[str, str], t: float, offset: int, history: bool) -> list[Event]:
+        """The events of a line that matched PATTERNS[name] with these groups."""
+        match name:
+            case "torchrun_exit":
+                return self._torchrun_exit(groups, t)
+            case "mpirun_exit":
+                return [Exit(t, int(groups["rank"]), -int(groups["signal"]), "launcher")]
+            case "mpi_name":
+                self._mpi_rank = int(groups["rank"])
+            case "mpi_code" if self._mpi_rank != UNKNOWN_RANK:
+                rank, self._mpi_rank = self._mpi_rank, UNKNOWN_RANK
+                return [Exit(t, rank, int(groups["code"]), "launcher")]
+            case "srun_exit":
+                code = int(groups["code"]) if groups.get("code") else _SIGNALS[groups["why"]]
+                return [Exit(t, rank, code, "launcher") for rank in _tasks(groups["tasks"])]
+            case "lightning_exit":
+                rank = int(groups["rank"]) if groups.get("rank") else self.ranks.get(int(groups["pid"]), UNKNOWN_RANK)
+                return [Exit(t, rank, int(groups["code"]), "launcher")]
+            case "killing" | "forcing":
+                return [self._killing(groups, line, t, offset, history)]
+            case "restart" | "new_nodes" | "restart_count":
+                return self._restart(name, groups, t)
+            case "world" | "member" | "nccl":
+                return self._exists(name, line, groups, t)
+        return []
+
+    def _torchrun_exit(self, groups: dict[str, str], t: float) -> list[Event]:
+        pid, local, code = int(groups["pid"]), int(groups["local"]), int(groups["code"])
+        if pid in self.ranks:
+            return [Exit(t, self.ranks[pid], code, "launcher")]
+        self._held[pid] = _Held(t, local, code)
+        return []
+
+    def _killing(self, groups: dict[str, str], line: Line, t: float, offset: int, history: bool) -> Fact:
+        signal = groups.get("signal") or "SIGTERM"
+        fields = {"pid": groups["pid"], "signal": _SIGNAL_NAMES.get(signal, signal)}
+        rank = self.ranks.get(int(groups["pid"]), UNKNOWN_RANK)
+        return Fact(t, rank, "launcher_killing", fields, self.source, offset, line.text, history)
+
+    def _restart(self, name: str, groups: dict[str, str], t: float) -> list[Event]:
+        number = self._attempt + 1
+        if name == "restart":
+            number = int(groups["most"]) - int(groups["left"]) + 1
+        elif name == "restart_count":
+            number = int(groups["count"])
+        if number == self._attempt:
+            return []
+        self._attempt = number
+        return [Attempt(t, number)]
+
+    def _exists(self, name: str, line: Line, groups: dict[str, str], t: float) -> list[Event]:
+        rank, world, node, pid = line.rank, int(groups["world"]), None, None
+        if name == "world":
+            if _SECOND_HAND.search(line.text) is not None:
+                return []
+            said, process = _OWN_RANK.search(line.text), _OWN_PID.search(line.text)
+            rank = rank if line.certain or said is None else int(said.group(1))
+            pid = int(process.group(1)) if process is not None else None
+        elif name == "member":
+            rank = int(groups["rank"])
+        else:  # a process's first communicator spans the world; later ones are groups with ranks of their own
+            pid, node = int(groups["pid"]), groups["node"]
+            if pid in self._first_communicator or len(self._first_communicator) > _MOST_REMEMBERED:
+                return []
+            self._first_communicator.add(pid)
+            rank = rank if line.certain else int(groups["rank"])
+        return self._join(t, rank, node, pid, world)
+
+    def _join(self, t: float, rank: int, node: str | None, pid: int | None, world: int) -> list[Event]:
+        if pid is not None and rank != UNKNOWN_RANK and len(self.ranks) < _MOST_REMEMBERED:
+            self.ranks[pid] = rank
+        if (rank, pid, world) in self._joined or len(self._joined) > _MOST_REMEMBERED:
+            return []
+        self._joined.add((rank, pid, world))
+        return [Joined(t, rank, node, pid, world)]
+
+    def settled(self, pid: int, rank: int) -> None:
+        """The summary named the global rank of a process and tells its exit itself."""
+        self.ranks[pid] = rank
+        self._held.pop(pid, None)
+
+    def idle(self, t: float, *, end: bool = False) -> list[Event]:
+        """Exits whose global rank nobody told: on the only node the local rank is the global one."""
+        due = {pid: held for pid, held in self._held.items() if end or t - held.t >= _HOLD}
+        for pid in due:
+            del self._held[pid]
+        alone = self.rank in (UNKNOWN_RANK, 0)
+        return [Exit(held.t, held.local if alone else UNKNOWN_RANK, held.code, "launcher") for held in due.values()]
+
+
+def _tasks(text: str) -> list[int]:
+    """`0-3,6` as numbers."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last.isdigit() or not last):
+            numbers.extend(range(int(first), min(int(last or first), int(first) + _MOST_TASKS) + 1))
+    return numbers[:_MOST_TASKS]
+
+
+class Summary:
+    """torchrun's summary of failures: an Exit for each entry, and who it takes for the root. A block (see blocks)."""
+
+    def __init__(self, launcher: LauncherReader, opening: Opening) -> None:
+        self.lines = 0
+        self.rank = UNKNOWN_RANK  # of the entry at hand: its traceback belongs to that rank
+        self._launcher, self._opening = launcher, opening
+        self._root = opening.text.startswith("Root")
+        self._entry: dict[str, str] = {}
+        self._events: list[Event] = []
+
+    def feed(self, text: str) -> bool:
+        self.lines += 1
+        if text.startswith("Root Cause"):
+            self._root = True
+        elif text.startswith("====") and self.lines > 1:
+            return False
+        elif text.startswith("[") and text.rstrip().endswith("]:"):
+            self._entry, self.rank = {}, UNKNOWN_RANK
+        elif (found := _ENTRY.search(text)) is not None:
+            self._entry[found.group(1)] = found.group(2)
+            if found.group(1) == "rank" and (rank := _RANK.search(found.group(2))) is not None:
+                self.rank = int(rank.group(1))
+            elif found.group(1) == "exitcode":
+                self._exit(found.group(2))
+        return self.lines <= _MOST_SUMMARY_LINES
+
+    def _exit(self, text: str) -> None:
+        found = _EXIT_CODE.search(text)
+        if found is None or self.rank == UNKNOWN_RANK:
+            return
+        code, pid = int(found.group(1)), int(found.group(2))
+        self._launcher.settled(pid, self.rank)
+        o = self._opening
+        self._events.append(Exit(o.t, self.rank, code, "launcher"))
+        if self._root:
+            fields = {"exitcode": str(code), "pid": str(pid)}
+            fields |= {key: self._entry[key] for key in ("host", "time") if key in self._entry}
+            fields |= {"signal": found.group(3)} if found.group(3) else {}
+            text = f"torchrun takes rank {self.rank} for the root cause (exit code {code})"
+            self._events.append(Fact(o.t, self.rank, "launcher_root", fields, o.source, o.offset, text, o.history))
+
+    def quotes_code(self, text: str) -> bool:
+        return False
+
+    def finish(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events

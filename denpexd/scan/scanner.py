@@ -1,0 +1,104 @@
+"""Signals and built-in patterns compiled for scanning: two databases, one for all bytes, one for progress."""
+
+from collections.abc import Iterable
+
+import re2
+
+from denpexd.core.rule import Signal
+from denpexd.scan import blocks
+from denpexd.scan.engine import Engine, EngineFactory
+from denpexd.scan.launcher import PATTERNS, SUMMARY
+from denpexd.scan.lines import segment_end
+
+_TAIL = 4 << 10  # progress of a one-rank stream is looked for in the last bytes of a chunk ...
+_WIDER_TAIL = 16 << 10  # ... and, if there is none, in these
+
+_BUILT_IN = PATTERNS | {
+    "traceback": blocks.TRACEBACK,
+    "faulthandler": blocks.FAULTHANDLER,
+    "watchdog": blocks.WATCHDOG,
+    "summary": SUMMARY,
+}
+_NAMES = tuple(_BUILT_IN)
+_MATCHERS = {name: re2.compile(pattern) for name, pattern in _BUILT_IN.items()}
+
+Named = tuple[int, int, tuple[int, ...]]
+"""A segment that may match something: start, end, ids."""
+
+
+class Scanner:
+    """Signals compiled for scanning; immutable, shared by all streams and threads.
+
+    Two databases: failures, phases and metrics over every byte, progress (role "progress", no capture named `value`)
+    where it matters. Signals of other kinds than "log" are left out. Ids: signals of the first database, then the
+    built-in patterns, then progress signals.
+    """
+
+    def __init__(self, signals: Iterable[Signal], engine: EngineFactory) -> None:
+        logs = [signal for signal in signals if signal.kind == "log" and signal.matcher is not None]
+        self._signals = tuple(signal for signal in logs if not _only_latest(signal))
+        self._progress = tuple(signal for signal in logs if _only_latest(signal))
+        self._first_built_in = len(self._signals)
+        self._first_progress = len(self._signals) + len(_NAMES)
+        patterns = [signal.pattern or "" for signal in self._signals]
+        self._everything: Engine = engine(patterns + list(_BUILT_IN.values()))
+        self._steps: Engine = engine([signal.pattern or "" for signal in self._progress])
+        self.engine_name = self._everything.name
+
+    def named(self, data: bytes, *, whole: bool) -> list[Named]:
+        """Segments that may match, in order. `whole`: look for progress everywhere, not only at the end."""
+        return _by_segment(data, self._everything.scan(data) + self._progress_in(data, whole))
+
+    def named_progress(self, data: bytes) -> tuple[int, ...]:
+        """Ids of progress signals that may match somewhere in `data`."""
+        return tuple({self._first_progress + number for _, number in self._steps.scan(data)} if self._progress else ())
+
+    def signal(self, number: int) -> Signal | None:
+        """The signal of an id; None if the id belongs to a built-in pattern."""
+        if number >= self._first_progress:
+            return self._progress[number - self._first_progress]
+        return self._signals[number] if number < self._first_built_in else None
+
+    def is_progress(self, number: int) -> bool:
+        """Whether the id is that of a signal of which only the latest hit counts."""
+        return number >= self._first_progress
+
+    def built_in(self, number: int, text: str) -> tuple[str, dict[str, str]] | None:
+        """Name and captures of the built-in pattern with this id, if it matches."""
+        name = _NAMES[number - self._first_built_in]
+        found = _MATCHERS[name].search(text)
+        return None if found is None else (name, present(found.groupdict()))
+
+    def _progress_in(self, data: bytes, whole: bool) -> list[tuple[int, int]]:
+        if not self._progress:
+            return []
+        for size in (len(data),) if whole else (_TAIL, _WIDER_TAIL):
+            start = max(0, len(data) - size)
+            start = max(data.rfind(b"\n", 0, start), data.rfind(b"\r", 0, start)) + 1 if start else 0
+            steps = self._steps.scan(data[start:] if start else data)
+            if steps or not start:
+                break
+        return [(start + position, self._first_progress + number) for position, number in steps]
+
+
+def present(groups: dict[str, str | None]) -> dict[str, str]:
+    """The captures that took part in a match."""
+    return {name: value for name, value in groups.items() if value is not None}
+
+
+def _only_latest(signal: Signal) -> bool:
+    pattern = signal.pattern or ""
+    return signal.role == "progress" and "(?P<value>" not in pattern and "(?<value>" not in pattern
+
+
+def _by_segment(data: bytes, candidates: list[tuple[int, int]]) -> list[Named]:
+    named: list[tuple[int, int, set[int]]] = []
+    end = -1
+    for position, number in sorted(candidates):
+        if position >= end:
+            line = data.rfind(b"\n", 0, position) + 1
+            start = max(line, data.rfind(b"\r", line, position) + 1)
+            end = segment_end(data, position)
+            named.append((start, end, set()))
+        named[-1][2].add(number)
+    return [(start, end, tuple(sorted(ids))) for start, end, ids in named]

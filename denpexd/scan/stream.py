@@ -1,0 +1,291 @@
+"""The state of one file or pipe: bytes in as they come, events out.
+
+A chunk without a hit costs one scan and one Activity. Lines become Python objects only where an engine names a
+candidate, or while a block (a traceback, a dump) is open. Everything works on whole segments, so that how the bytes
+were cut into reads changes nothing, except for progress, of which only the latest of each read matters.
+"""
+
+from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
+from denpexd.core.rule import Signal
+from denpexd.scan.blocks import Opening
+from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
+from denpexd.scan.lines import View, is_handled, segment_end, shorten, view
+from denpexd.scan.prefixes import Line, PrefixReader
+from denpexd.scan.scanner import Named, Scanner, present
+from denpexd.scan.writers import OpenBlocks
+
+__all__ = ["Scanner", "Stream"]
+
+_CENSUS = 64 << 10
+_MOST_HITS = 2000
+_MOST_HITS_OF_ONE = 1000
+_BACK = 2 << 10
+_PARTIAL_IDLE = 1.0
+
+
+class Stream:
+    """One file or pipe, read from some offset on. Not for use by two threads at once.
+
+    `rank`: the global rank where path or process tell it. `interleaved`: whether several ranks write here; None:
+    it is, if the rank is unknown or tags name more than one. Lines longer than `max_line` bytes keep head and tail.
+    Events of one call stand in the order of the file; their `t` is that of the read which brought their first line, so
+    a Raised may be older than its neighbours.
+    """
+
+    def __init__(
+        self,
+        scanner: Scanner,
+        source: str,
+        rank: int = UNKNOWN_RANK,
+        *,
+        job: str = "",
+        interleaved: bool | None = None,
+        max_line: int = 65536,
+    ) -> None:
+        self.source, self.rank, self.job = source, rank, job
+        self.truncated_lines = 0
+        self.dropped_hits = 0
+        self._scanner, self._interleaved, self._max_line = scanner, interleaved, max(max_line, 256)
+        self._prefixes = PrefixReader(rank)
+        self._launcher = LauncherReader(rank, source)
+        self._blocks = OpenBlocks(self._launcher)
+        self._carry, self._carry_offset, self._next = b"", 0, -1
+        self._in_line = self._after_return = False  # where the last chunk ended
+        self._head: Line | None = None  # of the physical line that a carriage return has left unfinished
+        self._seen: dict[str, dict[str, str]] = {}  # hits of the carried segment, told before it was whole
+        self._taken = False  # blocks and launcher have had the carried segment
+        self._back = b""
+        self._t, self._fed, self._history, self._at = 0.0, 0.0, False, 0
+        self._out: list[tuple[int, Event]] = []
+        self._latest: dict[tuple[int, str], Hit] = {}
+        self._counts: dict[str, int] = {}
+        self._heard: dict[int, int] = {}
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether several ranks write to this stream, as far as is known."""
+        if self._interleaved is not None:
+            return self._interleaved
+        return self.rank == UNKNOWN_RANK or len(self._prefixes.ranks | {self.rank}) > 1
+
+    def feed(self, t: float, offset: int, data: bytes, *, history: bool = False) -> list[Event]:
+        """The events of bytes that stand at `offset` and were read at `t`; a gap before them ends the open line."""
+        before = self.flush(t) if self._next >= 0 and offset != self._next else []
+        self._begin(t, history)
+        self._fed, self._next = t, offset + len(data)
+        size = len(data)
+        if self._after_return and data.startswith(b"\n"):  # the other half of a CRLF
+            data, offset, self._in_line, self._head = data[1:], offset + 1, False, None
+        self._after_return = self._after_return and not size
+        self._emit(self._blocks.stale(t))
+        buffer, join = self._carry + data, len(self._carry)
+        start = self._carry_offset if join else offset
+        cut = buffer.rfind(b"\n") + 1
+        cut = max(cut, buffer.rfind(b"\r", cut) + 1)
+        if cut:
+            self._chunk(view(buffer[:cut], join, start, offset, at_line_start=not self._in_line))
+            self._after_return = buffer[cut - 1 : cut] == b"\r"
+            start = offset + cut - join
+        self._keep(buffer[cut:], start)
+        if self._carry and self._in_line:  # a progress bar is written behind its carriage return, often for an epoch
+            self._partial(progress_only=True)
+        return before + self._activity(size, buffer) + self._end()
+
+    def idle(self, t: float) -> list[Event]:
+        """To be called about once a second: what nothing has followed for a second is over."""
+        self._begin(t, self._history)
+        if self._carry and t - self._fed >= _PARTIAL_IDLE and not self._taken:
+            self._partial(progress_only=False)
+        self._emit(self._blocks.idle(t) + self._launcher.idle(t))
+        return self._end()
+
+    def flush(self, t: float) -> list[Event]:
+        """The end of the stream (or of what is contiguous): the unfinished line counts, open blocks end."""
+        self._begin(t, self._history)
+        if self._carry and not self._taken:
+            self._partial(progress_only=False)
+        self._emit(self._blocks.end() + self._launcher.idle(t, end=True))
+        self._carry, self._head, self._in_line, self._after_return, self._back = b"", None, False, False, b""
+        self._seen, self._taken, self._next = {}, False, -1
+        return self._end()
+
+    def _begin(self, t: float, history: bool) -> None:
+        self._t, self._history = t, history
+        self._counts, self._heard = {}, {}
+
+    def _emit(self, events: list[Event]) -> None:
+        self._out.extend((self._at, event) for event in events)
+
+    def _end(self) -> list[Event]:
+        self._out.extend((hit.offset, hit) for hit in self._latest.values())
+        events = [event for _, event in sorted(self._out, key=lambda pair: pair[0])]
+        self._out, self._latest = [], {}
+        return events
+
+    def _chunk(self, chunk: View) -> None:
+        """Scan whole segments and look at those that are named, or at all while a block is open."""
+        data = chunk.data
+        self._prefixes.sample(data)
+        named = self._scanner.named(data, whole=self.interleaved)
+        heads = {0: self._head} if self._in_line else {}
+        seen, taken, self._seen, self._taken = self._seen, self._taken, {}, False
+        position = at = 0
+        while position < len(data):
+            while at < len(named) and named[at][0] < position:
+                at += 1
+            if self._blocks:
+                segment: Named = (position, segment_end(data, position), ())
+                segment = named[at] if at < len(named) and named[at][0] == position else segment
+            elif at < len(named):
+                segment = named[at]
+            else:
+                break
+            start, end, ids = segment
+            if end > start or data[end : end + 1] == b"\n":
+                head = self._line_head(data, start, heads)
+                carried = start == 0
+                self._segment(chunk, start, end, ids, head, seen if carried else {}, taken=taken and carried)
+            position = end + (2 if data[end : end + 2] == b"\r\n" else 1)
+        self._remember(data, heads)
+
+    def _line_head(self, data: bytes, start: int, heads: dict[int, Line | None]) -> Line | None:
+        """What the first segment of the physical line says, for a segment that follows a carriage return."""
+        line = data.rfind(b"\n", 0, start) + 1
+        if line not in heads:
+            if line == start:
+                return None
+            heads[line] = self._prefixes.read(data[line : segment_end(data, line)][: self._max_line])[-1]
+        return heads[line]
+
+    def _remember(self, data: bytes, heads: dict[int, Line | None]) -> None:
+        """What the next chunk needs to know about this one."""
+        self._in_line = not data.endswith(b"\n")
+        self._head = self._line_head(data, len(data), heads) if self._in_line else None
+        self._back = (self._back + data[-_BACK:])[-_BACK:]
+
+    def _keep(self, rest: bytes, offset: int) -> None:
+        """Carry the unfinished segment over, not more of it than a line may have."""
+        self._carry, self._carry_offset = rest, offset
+        if len(rest) > self._max_line + 1:
+            half = self._max_line // 2  # and a byte between: longer than a line may be, so it is shortened at its end
+            self._carry = rest[:half] + b"\0" * (self._max_line + 1 - 2 * half) + rest[-half:]
+
+    def _partial(self, *, progress_only: bool) -> None:
+        """Look at the unfinished segment as if it ended here; what is found is not told again when it does."""
+        size, offset = len(self._carry), self._carry_offset
+        chunk = view(self._carry, size, offset, offset, at_line_start=not self._in_line)
+        ids = set(self._scanner.named_progress(chunk.data))
+        if not progress_only:
+            ids.update(number for _, _, each in self._scanner.named(chunk.data, whole=True) for number in each)
+        known, taken = dict(self._seen), self._taken or progress_only
+        self._segment(chunk, 0, len(chunk.data), tuple(sorted(ids)), self._head, known, taken=taken, partial=True)
+        self._taken = self._taken or not progress_only
+
+    def _segment(
+        self,
+        chunk: View,
+        start: int,
+        end: int,
+        ids: tuple[int, ...],
+        head: Line | None,
+        seen: dict[str, dict[str, str]],
+        *,
+        taken: bool = False,
+        partial: bool = False,
+    ) -> None:
+        """One segment: its pieces go to the open blocks, then to the patterns that may match them.
+
+        `seen`: hits told while it was partial. `taken`: blocks and launcher have had it already.
+        """
+        raw, self._at = chunk.data[start:end], chunk.where(start)
+        if len(raw) > self._max_line:
+            self.truncated_lines += not partial
+            raw = shorten(raw, self._max_line)
+        for part in raw.split(b"\r"):
+            for line in self._prefixes.read(part, head):
+                head = head or line
+                self._heard[line.rank] = self._heard.get(line.rank, 0) + len(part)
+                code, kept, ended = (False, set[str](), list[Event]()) if taken else self._blocks.feed(line, self._t)
+                self._emit(ended)
+                for number in ids:
+                    signal = self._scanner.signal(number)
+                    if signal is None and not taken:
+                        self._built_in(number, line, kept, chunk.data[max(0, start - _BACK) : start])
+                    elif signal is not None and not code:
+                        self._match(signal, line, seen, latest=self._scanner.is_progress(number), partial=partial)
+
+    def _match(
+        self, signal: Signal, line: Line, seen: dict[str, dict[str, str]], *, latest: bool, partial: bool
+    ) -> None:
+        """Ask the exact matcher, and tell the hit unless it was told before."""
+        found = signal.matcher.search(line.text) if signal.matcher is not None else None
+        if found is None or (signal.exclude is not None and signal.exclude.search(line.text) is not None):
+            return
+        captured = present(dict(found.groupdict()))
+        if signal.id in seen and (not latest or seen[signal.id] == captured):
+            return
+        if partial:
+            self._seen[signal.id] = captured
+        rank = UNKNOWN_RANK if is_launcher_line(line.text) else line.rank
+        fields, handled = {**line.fields, **captured}, is_handled(line.text)
+        hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
+        told = self._counts.get(signal.id, 0)
+        if latest:
+            self._latest[rank, signal.id] = hit
+        elif told < _MOST_HITS_OF_ONE and sum(self._counts.values()) < _MOST_HITS:
+            self._counts[signal.id] = told + 1
+            self._emit([hit])
+        else:
+            self.dropped_hits += 1
+
+    def _built_in(self, number: int, line: Line, kept: set[str], above: bytes) -> None:
+        """A launcher's line, or the first line of a block unless an open block (`kept`) has taken it."""
+        found = self._scanner.built_in(number, line.text)
+        if found is None:
+            return
+        name, groups = found
+        if name in PATTERNS:
+            self._emit(self._launcher.read(name, line, groups, self._t, self._at, self._history))
+        elif name not in kept:
+            rank, before = line.rank, ""
+            if name == "traceback":
+                before, entry = self._line_above(line, above), self._blocks.entry_rank(line)
+                rank = rank if entry is None else entry
+            self._emit(
+                self._blocks.open(
+                    name,
+                    line,
+                    Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history),
+                )
+            )
+
+    def _line_above(self, line: Line, above: bytes) -> str:
+        """The last line of the same writer before this one."""
+        for raw in reversed((self._back + above)[-_BACK:].splitlines()[-8:]):
+            for other in reversed(self._prefixes.read(raw)):
+                if other.text.strip() and (other.outer, other.rank) == (line.outer, line.rank):
+                    return other.text
+        return ""
+
+    def _activity(self, size: int, buffer: bytes) -> list[Event]:
+        """Who wrote these bytes. Interleaved: shares by lines of the last 64 KiB; history: only by lines looked at."""
+        if not size:
+            return []
+        if not self.interleaved:
+            return [Activity(self._t, self.rank, self.source, size, self._history)]
+        heard = self._heard
+        if not self._history:
+            heard = {}
+            head = None if b"\n" in buffer else self._head
+            for part in buffer[-_CENSUS:].split(b"\n")[len(buffer) > _CENSUS :]:
+                for line in self._prefixes.read(part[:512], head) if part else ():
+                    heard[line.rank] = heard.get(line.rank, 0) + len(part)
+        return _shares(size, heard, self._t, self.source, self._history)
+
+
+def _shares(size: int, heard: dict[int, int], t: float, source: str, history: bool) -> list[Event]:
+    """`size` bytes as one Activity a rank, in proportion; what is left over belongs to nobody known."""
+    total = max(sum(heard.values()), size)
+    shares = {rank: max(1, size * count // total) for rank, count in heard.items() if rank != UNKNOWN_RANK}
+    shares[UNKNOWN_RANK] = size - sum(shares.values())
+    return [Activity(t, rank, source, count, history) for rank, count in sorted(shares.items()) if count > 0]

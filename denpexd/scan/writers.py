@@ -1,0 +1,89 @@
+"""The open blocks of one stream, each fed by the lines of its own writer only."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from denpexd.core.events import Event
+from denpexd.scan.blocks import Block, Faulthandler, Opening, Traceback, Watchdog
+from denpexd.scan.launcher import LauncherReader, Summary
+from denpexd.scan.prefixes import Line
+
+_IDLE = 1.0
+_MOST_SILENCE = 2.0
+_MOST_LINES_OF_OTHERS = 2000
+_KINDS: dict[str, Callable[[Opening], Block]] = {
+    "traceback": Traceback,
+    "faulthandler": Faulthandler,
+    "watchdog": Watchdog,
+}
+
+
+@dataclass(slots=True)
+class _Open:
+    """A block, the time of its last line, and how many lines of others have come since."""
+
+    block: Block
+    last: float
+    others: int = 0
+
+
+class OpenBlocks:
+    """At most one block of a kind for each writer. A writer is told by its tags; see prefixes.Line."""
+
+    def __init__(self, launcher: LauncherReader) -> None:
+        self._launcher = launcher
+        self._open: dict[tuple[str, str, int], _Open] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def feed(self, line: Line, t: float) -> tuple[bool, set[str], list[Event]]:
+        """Show a line to its writer's blocks: is it quoted code, which kinds took it, what ended with it."""
+        code, kept, events = False, set[str](), list[Event]()
+        for key, each in list(self._open.items()):
+            kind, outer, tag = key
+            if outer != line.outer or (kind == "traceback" and tag != line.tag):
+                each.others += 1
+                continue
+            each.last, each.others = t, 0
+            if each.block.feed(line.text):
+                kept.add(kind)
+                code = code or each.block.quotes_code(line.text)
+            else:
+                events += self._open.pop(key).block.finish()
+        return code, kept, events
+
+    def open(self, kind: str, line: Line, opening: Opening) -> list[Event]:
+        """Open a block at this line; an open one of the same kind and writer ends."""
+        key = (kind, line.outer, line.tag)
+        events = self._open.pop(key).block.finish() if key in self._open else []
+        block = Summary(self._launcher, opening) if kind == "summary" else _KINDS[kind](opening)
+        self._open[key] = _Open(block, opening.t)
+        return events
+
+    def entry_rank(self, line: Line) -> int | None:
+        """The rank whose entry of a launcher's summary this line belongs to; None outside of a summary."""
+        for (_, outer, _), each in self._open.items():
+            if isinstance(each.block, Summary) and outer == line.outer and line.tag < 0:
+                return each.block.rank
+        return None
+
+    def stale(self, t: float) -> list[Event]:
+        """End what has waited too long for a line of its writer while others wrote."""
+        return self._end(lambda each: t - each.last > _MOST_SILENCE or each.others > _MOST_LINES_OF_OTHERS)
+
+    def idle(self, t: float) -> list[Event]:
+        """End what nothing has followed for a second."""
+        return self._end(lambda each: t - each.last >= _IDLE)
+
+    def end(self) -> list[Event]:
+        """End all."""
+        return self._end(lambda each: True)
+
+    def _end(self, due: Callable[[_Open], bool]) -> list[Event]:
+        events: list[Event] = []
+        for key, each in list(self._open.items()):
+            if due(each):
+                del self._open[key]
+                events += each.block.finish()
+        return events
