@@ -184,7 +184,10 @@ class Pipeline:
         outcome = Outcome()
         for job in self.jobs.values():
             rest = [event for stream in job.streams.values() for event in stream.flush(t)]
-            outcome.merge(self.take(job, [*rest, Tick(t)]))
+            outcome.merge(self.take(job, rest))
+            outputs = job.core.finish(t)
+            outcome.add(job.name, [], outputs)
+            self._count(outputs)
         return outcome
 
     def _count(self, outputs: Iterable[Output]) -> None:

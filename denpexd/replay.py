@@ -70,6 +70,9 @@ class Replayer:
             if any(isinstance(e, Tick) for e in group):
                 batch = [e for s in streams.values() for e in s.idle(t)] + batch
             self._feed(core, recording, batch, done)
+        rest = [event for stream in streams.values() for event in stream.flush(recording.observe_until)]
+        self._feed(core, recording, rest, done)
+        done.outputs += [o for o in core.finish(recording.observe_until) if not isinstance(o, Want)]
         return done
 
     def _feed(self, core: Correlator, recording: Recording, batch: Sequence[Event], done: Replayed) -> None:

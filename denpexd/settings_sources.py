@@ -70,22 +70,18 @@ def read_file(path: Path) -> Source:
 
 
 def _parse(text: str, name: str, source: Source) -> None:
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
-        if root is None:
-            return
-        value = _value(loader, root, (), name, source)
+        value = None if root is None else _value(loader, root, (), name, source)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         source.errors.append(f"{where}: not valid YAML: {error.problem or error.context}")
         return
     except (yaml.YAMLError, RecursionError) as error:
-        source.errors.append(f"{name}: not valid YAML: {error}")
+        source.errors.append(f"{name}: not valid YAML: {' '.join(str(error).split())}")
         return
-    finally:
-        loader.dispose()
     if isinstance(value, dict):
         source.values = value
     elif value is not None:

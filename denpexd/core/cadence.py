@@ -40,7 +40,8 @@ class Rhythm:
     """Gaps between two movements of one rank, and how long each phase took, bounded."""
 
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
-    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))  # seconds of one step, where lines count steps
+    # Seconds of one step, where the lines count steps.
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     longest: float = 0.0
     phases: dict[str, deque[float]] = field(default_factory=dict)
 
@@ -66,8 +67,19 @@ class Rhythm:
 
     @property
     def usual(self) -> float | None:
-        """Median seconds between two movements, None before it is learned."""
-        return median(self.gaps) if self.learned else None
+        """Usual seconds between two movements, None before it is learned.
+
+        The median by time, not by number: half of all time passed in gaps at most this long. Lines that come in pairs
+        (a bar and a dictionary a step) or in bursts (buffered output) would halve or ruin the plain median.
+        """
+        if not self.learned:
+            return None
+        half, passed = sum(self.gaps) / 2, 0.0
+        for gap in sorted(self.gaps):
+            passed += gap
+            if passed >= half:
+                return gap
+        return max(self.gaps)
 
     def usual_phase(self, phase: str) -> float | None:
         seen = self.phases.get(phase)

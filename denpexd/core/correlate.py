@@ -76,13 +76,18 @@ class Correlator:
         self._by_signal, self._by_fact, self._timed = _index(catalog)
         self._dirty: set[str] = set()
         self._live: dict[str, Candidate] = {}
-        self._floor = -1
         self._stops = 0
         self._news_t = float("-inf")
         self._looks = 0
         self._next_look = float("-inf")
         self._matched_since: dict[str, float] = {}
         self._adopted: dict[str, Mapping[str, object]] = {}
+        self._ending = False
+
+    def finish(self, now: float) -> list[Output]:
+        """Nothing more will be observed: what is explained but has not settled is said now."""
+        self._ending = True
+        return self.feed([Tick(now)])
 
     # --- restart ----------------------------------------------------------------------------------------------------
 
@@ -161,9 +166,8 @@ class Correlator:
                 self._intake.frames(event)
                 self._touch(self._frame_rules, news=event.kind == "traceback")
             case Exit():
-                self._intake.exit(event)
-                self._touch(self._facts("exit", "gone", "raised", "ended"), news=event.code != 0)
-                self._dirty |= set(self._live)
+                if self._intake.exit(event):
+                    self._touch({*self._facts("exit", "gone", "raised", "ended"), *self._live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
                 self._touch(self._facts(event.name), news=False)
@@ -171,7 +175,6 @@ class Correlator:
                 self._intake.joined(event)
             case Attempt():
                 self._intake.attempt(event)
-                self._floor = self.job.seq
                 self._live.clear()
                 self._looks = 0
             case Blind():
@@ -239,7 +242,7 @@ class Correlator:
             rule = self.catalog.rules.get(rule_id)
             if rule is None:
                 continue
-            found = candidate(rule, self.catalog.signals, self.job, self.now, self.limits, self._floor)
+            found = candidate(rule, self.catalog.signals, self.job, self.now, self.limits)
             if found is None:
                 self._live.pop(rule_id, None)
                 self._matched_since.pop(rule_id, None)
@@ -288,7 +291,8 @@ class Correlator:
 
     def _may_update(self, incident: Incident, winner: Candidate, *, at_tick: bool) -> bool:
         """Late ranks arrive one by one: one update when they have gone quiet, at the latest after CAP."""
-        return at_tick and (self._over(self.job) or due(max(self._news_t, incident.updated_t) - QUIET, self._news_t, self.now))
+        last = max(self._news_t, incident.updated_t)
+        return at_tick and (self._ending or self._over(self.job) or due(last - QUIET, self._news_t, self.now))
 
     def _ready(self, c: Candidate) -> bool:
         """May this candidate open an incident now?"""
@@ -297,7 +301,7 @@ class Correlator:
         if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
             return False
         witness, over = self._stop_witness(), self._over(self.job)
-        if over and witness is not None:
+        if witness is not None and (over or self._ending):
             return True
         stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
         if c.rule.correlation is not None:
@@ -315,6 +319,11 @@ class Correlator:
         if witness is not None and (self._failed_exit() or any(s.reported for s in self.job.ranks.values())):
             return settled
         return settled and self.now >= c.cause_t + min(300.0, 3 * (self.job.usual or 0.0))
+
+    def _ended(self, ranks: Iterable[int]) -> bool:
+        """A process of these ranks has ended badly: what they could say is said."""
+        exits = (e for r in ranks if r in self.job.ranks for e in self.job.ranks[r].exits)
+        return any(e.event.code != 0 for e in exits)
 
     def _failed_exit(self) -> bool:
         return any(e.event.code != 0 for s in self.job.ranks.values() for e in s.exits)
@@ -367,7 +376,6 @@ class Correlator:
         out.append(Closed(verdict(incident, self.job, self.now, event="closed", state="closed")))
         del self.incidents[slot]
         if slot == "stop":
-            self._floor = self.job.seq
             for state in self.job.ranks.values():
                 state.forget(self.job.seq)
             self._live = {k: c for k, c in self._live.items() if not c.rule.stops}

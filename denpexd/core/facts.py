@@ -119,7 +119,10 @@ def silent(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
 
 
 def phase(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    if rank.phase != signal.params.get("name") or rank.phase_evidence is None:
+    name = signal.params.get("name")
+    if name == "train" and rank.phase == "train" and rank.moves:
+        return [_observed(rank, now, f"was in its training loop (last step {rank.step})", signal, kind="log")]
+    if rank.phase != name or rank.phase_evidence is None:
         return []
     return [_with_means(rank.phase_evidence, signal.means)]
 

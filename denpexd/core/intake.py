@@ -162,6 +162,10 @@ class Intake:
             was, steps = "eval", 0
         else:
             was, steps = "eval", 0
+        if aside:
+            if not step or step == state.aside:
+                return
+            state.aside = step
         self._moved(state, event.t, was, steps, history=event.history)
 
     def _leave_phase(self, state: RankState, t: float) -> None:
@@ -220,16 +224,18 @@ class Intake:
         steady = event.t - since >= STEADY - 0.5
         state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
 
-    def exit(self, event: Exit) -> None:
+    def exit(self, event: Exit) -> bool:
+        """Whether it tells anything new."""
         state = self.job.rank(event.rank)
         unplaced = self.job.ranks.get(UNKNOWN_RANK)
         announced = state.killing | (unplaced.killing if unplaced else set())
         forced = event.code is not None and str(-event.code) in announced
         if event.code is None and state.exits:
-            return
+            return False
         if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
-            return
+            return False
         state.exits.append(Exited(event, self.job.seq, forced))
+        return True
 
     def fact(self, event: Fact) -> None:
         state = self.job.rank(event.rank)

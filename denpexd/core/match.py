@@ -37,21 +37,21 @@ class Candidate:
 
 
 def candidate(
-    rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits, floor: int
+    rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits
 ) -> Candidate | None:
-    """The rule's verdict on the job now, from evidence newer than sequence number `floor`, or None."""
+    """The rule's verdict on the job now, or None."""
     if rule.correlation is None:
-        return _local(rule, job, now, limits, floor)
-    return _correlated(rule, rule.correlation, signals, job, now, limits, floor)
+        return _local(rule, job, now, limits)
+    return _correlated(rule, rule.correlation, signals, job, now, limits)
 
 
 # --- local failures -------------------------------------------------------------------------------------------------
 
 
-def _local(rule: Rule, job: JobState, now: float, limits: Limits, floor: int) -> Candidate | None:
+def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate | None:
     shown: dict[int, list[Evidence]] = {}
     for number, state in job.ranks.items():
-        found = [e for s in rule.signals.values() for e in holds(job, state, s, now, 1e12, limits) if e.seq > floor]
+        found = [e for s in rule.signals.values() for e in holds(job, state, s, now, 1e12, limits)]
         if found:
             shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
     first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(job.ranks[r], es[0])}
@@ -128,14 +128,14 @@ def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequenc
 
 
 def _correlated(
-    rule: Rule, want: Correlation, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits, floor: int
+    rule: Rule, want: Correlation, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits
 ) -> Candidate | None:
     universe = job.universe
     assigned: dict[str, tuple[int, ...]] = {}
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()
     for role in want.roles:
-        found = _members(role, signals, job, [r for r in universe if r not in taken], now, want.window, limits, floor)
+        found = _members(role, signals, job, [r for r in universe if r not in taken], now, want.window, limits)
         if found is None or not _fits(role.ranks, len(found), len(universe), universe, taken):
             return None
         assigned[role.name] = tuple(sorted(found))
@@ -148,7 +148,7 @@ def _correlated(
     collateral = tuple(sorted(named - set(initiating)))
     main = [e for name in want.initiating for e in proof[name]] or [e for es in proof.values() for e in es]
     rest = [e for name, es in proof.items() if name not in want.initiating for e in es]
-    extra, sure = _confirmed(want, signals, job, universe, now, limits, floor)
+    extra, sure = _confirmed(want, signals, job, universe, now, limits)
     evidence = [*main, *(e for e in (*rest, *extra) if e not in main)]
     if not evidence:
         return None
@@ -165,7 +165,6 @@ def _members(
     now: float,
     window: float,
     limits: Limits,
-    floor: int,
 ) -> dict[int, list[Evidence]] | None:
     """The free ranks that fit the role, with their evidence; for `rest` None if a heard rank does not fit."""
     members: dict[int, list[Evidence]] = {}
@@ -175,7 +174,7 @@ def _members(
             if role.ranks == "rest":
                 members[number] = []
             continue
-        shown = _shows(role, signals, job, state, now, window, limits, floor)
+        shown = _shows(role, signals, job, state, now, window, limits)
         if shown is not None:
             members[number] = shown
         elif role.ranks in ("rest", "all"):
@@ -191,10 +190,9 @@ def _shows(
     now: float,
     window: float,
     limits: Limits,
-    floor: int,
 ) -> list[Evidence] | None:
     def held(name: str) -> list[Evidence]:
-        return [e for e in holds(job, state, signals[name], now, window, limits) if e.seq > floor or e.kind == "core"]
+        return holds(job, state, signals[name], now, window, limits)
 
     if any(held(name) for name in role.none_of):
         return None
@@ -238,12 +236,11 @@ def _confirmed(
     universe: Sequence[int],
     now: float,
     limits: Limits,
-    floor: int,
 ) -> tuple[list[Evidence], bool]:
     extra: list[Evidence] = []
     sure = True
     for role in want.confirm:
-        found = _members(role, signals, job, universe, now, want.window, limits, floor)
+        found = _members(role, signals, job, universe, now, want.window, limits)
         if found is None or not _fits(role.ranks, len(found), len(universe), universe, set()):
             sure = False
         else:

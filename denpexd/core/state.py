@@ -105,6 +105,7 @@ class RankState:
     total: int | None = None
     epoch: str | None = None
     batches: int | None = None
+    aside: int | None = None  # counter of an evaluation
     moved_t: float = float("-inf")
     moved_seq: int = -1
     moves: int = 0

@@ -128,26 +128,26 @@ class Deliverer:
             return await self._failed(sink, row, fault, failed)
         finally:
             self._store.release(row)
-        self.counters[sink.name, "sent"] += 1
         await asyncio.to_thread(self._store.done, row)
+        self.counters[sink.name, "sent"] += 1
         return True
 
     async def _failed(self, sink: Sink, row: Row, error: DeliveryError, failed: int) -> bool:
         name, now = sink.name, self._clock.wall()
         tried_out = sink.max_attempts is not None and row.attempts + 1 >= sink.max_attempts
         if not error.retryable or tried_out or now - row.created > GIVE_UP_AFTER:
-            self.counters[name, "dead"] += 1
             what = row.delivery.idempotency_key
             log.error("sink %s: message %s is given up after %d tries: %s", name, what, row.attempts + 1, error)
             await asyncio.to_thread(self._store.dead, row, error.reason)
+            self.counters[name, "dead"] += 1
             return not error.retryable
-        self.counters[name, "retried"] += 1
         wait = self._backoff(row.attempts) if error.after is None else error.after
         hold = min(self._backoff(failed), wait, MAX_HOLD) if error.after is None else error.after
         self._hold[name] = self._clock.now() + hold
         level = logging.WARNING if row.attempts == 0 else logging.DEBUG
         log.log(level, "sink %s: message %s is tried again in %.1f s: %s", name, row.delivery.key, wait, error)
         await asyncio.to_thread(self._store.retry, row, now + wait, error.reason)
+        self.counters[name, "retried"] += 1
         return False
 
     def _backoff(self, attempts: int) -> float:

@@ -33,9 +33,10 @@ _LOGGED = re2.compile(
     r"|^Exception ignored in|^--- Logging error ---"
 )
 _DEALT_WITH = re2.compile(
-    r"(?i)\b(?:skipping|skipped|skip(?:s)? (?:this|the|batch|sample|step)|retry|retrying|retried|will try again"
-    r"|ignored|ignoring|falling back|fell back|recovered|recovering|reconnecting|continuing"
+    r"(?i)\b(?:skipping|skipped (?:a|it|this|the|batch|sample|step|file|record|shard|corrupt|bad)|retry|retrying"
+    r"|retried|will try again|ignored|ignoring|falling back|fell back|recovered|recovering|reconnecting|continuing"
     r"|(?:exception|error) (?:was )?caught|(?:was|is|been|gracefully|already) handled|using the default)\b"
+    r"|\bskipped[.!]?$"
 )
 _GAVE_UP = re2.compile(
     r"(?i)giv(?:ing|en|e) up|gave up|exhausted|no more retr|exceeded|(?:retry|retries|retrying) failed|after \d+ retr"

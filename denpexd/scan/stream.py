@@ -53,7 +53,7 @@ class Stream:
         self._in_line = self._after_return = False  # where the last chunk ended
         self._head: Line | None = None  # of the physical line that a carriage return has left unfinished
         self._seen: dict[str, dict[str, str]] = {}  # hits of the carried segment, told before it was whole
-        self._taken = False  # blocks and launcher have had the carried segment
+        self._taken = 0  # bytes of the carried segment that blocks and launcher have had
         self._back = b""
         self._t, self._fed, self._history, self._at = 0.0, 0.0, False, 0
         self._out: list[tuple[int, Event]] = []
@@ -94,7 +94,7 @@ class Stream:
     def idle(self, t: float) -> list[Event]:
         """To be called about once a second: what nothing has followed for a second is over."""
         self._begin(t, self._history)
-        if self._carry and t - self._fed >= _PARTIAL_IDLE and not self._taken:
+        if len(self._carry) > self._taken and t - self._fed >= _PARTIAL_IDLE:
             self._partial(progress_only=False)
         self._emit(self._blocks.idle(t) + self._launcher.idle(t))
         return self._end()
@@ -102,11 +102,11 @@ class Stream:
     def flush(self, t: float) -> list[Event]:
         """The end of the stream (or of what is contiguous): the unfinished line counts, open blocks end."""
         self._begin(t, self._history)
-        if self._carry and not self._taken:
+        if len(self._carry) > self._taken:
             self._partial(progress_only=False)
         self._emit(self._blocks.end() + self._launcher.idle(t, end=True))
         self._carry, self._head, self._in_line, self._after_return, self._back = b"", None, False, False, b""
-        self._seen, self._taken, self._next = {}, False, -1
+        self._seen, self._taken, self._next = {}, 0, -1
         return self._end()
 
     def _begin(self, t: float, history: bool) -> None:
@@ -128,7 +128,7 @@ class Stream:
         self._prefixes.sample(data)
         named = self._scanner.named(data, whole=self.interleaved)
         heads = {0: self._head} if self._in_line else {}
-        seen, taken, self._seen, self._taken = self._seen, self._taken, {}, False
+        seen, taken, self._seen, self._taken = self._seen, self._taken, {}, 0
         position = at = 0
         while position < len(data):
             while at < len(named) and named[at][0] < position:
@@ -144,7 +144,7 @@ class Stream:
             if end > start or data[end : end + 1] == b"\n":
                 head = self._line_head(data, start, heads)
                 carried = start == 0
-                self._segment(chunk, start, end, ids, head, seen if carried else {}, taken=taken and carried)
+                self._segment(chunk, start, end, ids, head, seen if carried else {}, taken=taken if carried else 0)
             position = end + (2 if data[end : end + 2] == b"\r\n" else 1)
         self._remember(data, heads)
 
@@ -177,9 +177,9 @@ class Stream:
         ids = set(self._scanner.named_progress(chunk.data))
         if not progress_only:
             ids.update(number for _, _, each in self._scanner.named(chunk.data, whole=True) for number in each)
-        known, taken = dict(self._seen), self._taken or progress_only
-        self._segment(chunk, 0, len(chunk.data), tuple(sorted(ids)), self._head, known, taken=taken, partial=True)
-        self._taken = self._taken or not progress_only
+        size, taken = len(chunk.data), len(chunk.data) if progress_only else self._taken
+        self._segment(chunk, 0, size, tuple(sorted(ids)), self._head, dict(self._seen), taken=taken, partial=True)
+        self._taken = self._taken if progress_only else size
 
     def _segment(
         self,
@@ -190,29 +190,38 @@ class Stream:
         head: Line | None,
         seen: dict[str, dict[str, str]],
         *,
-        taken: bool = False,
+        taken: int = 0,
         partial: bool = False,
     ) -> None:
         """One segment: its pieces go to the open blocks, then to the patterns that may match them.
 
-        `seen`: hits told while it was partial. `taken`: blocks and launcher have had it already.
+        `seen`: hits told while it was partial. `taken`: so many bytes of it blocks and launcher have had already.
         """
         raw, self._at = chunk.data[start:end], chunk.where(start)
         if len(raw) > self._max_line:
             self.truncated_lines += not partial
             raw = shorten(raw, self._max_line)
+        lines: list[Line] = []
         for part in raw.split(b"\r"):
-            for line in self._prefixes.read(part, head):
-                head = head or line
-                self._heard[line.rank] = self._heard.get(line.rank, 0) + len(part)
-                code, kept, ended = (False, set[str](), list[Event]()) if taken else self._blocks.feed(line, self._t)
-                self._emit(ended)
-                for number in ids:
-                    signal = self._scanner.signal(number)
-                    if signal is None and not taken:
-                        self._built_in(number, line, kept, chunk.data[max(0, start - _BACK) : start])
-                    elif signal is not None and not code:
-                        self._match(signal, line, seen, latest=self._scanner.is_progress(number), partial=partial)
+            lines += self._prefixes.read(part, head)
+            head = head or lines[0]
+        fresh = lines if not taken else self._prefixes.read(raw[taken:], lines[0]) if len(raw) > taken else []
+        built_in = [number for number in ids if self._scanner.signal(number) is None]
+        above = chunk.data[max(0, start - _BACK) : start] if built_in else b""
+        code = [self._told(line, built_in, above) for line in fresh]
+        for line in [each for each, quoted in zip(lines, code, strict=True) if not quoted] if not taken else lines:
+            self._heard[line.rank] = self._heard.get(line.rank, 0) + len(line.text)
+            for number in ids:
+                if (signal := self._scanner.signal(number)) is not None:
+                    self._match(signal, line, seen, latest=self._scanner.is_progress(number), partial=partial)
+
+    def _told(self, line: Line, built_in: list[int], above: bytes) -> bool:
+        """Show a line to blocks and launcher; whether it is source code that a traceback quotes."""
+        code, kept, ended = self._blocks.feed(line, self._t)
+        self._emit(ended)
+        for number in built_in:
+            self._built_in(number, line, kept, above)
+        return code
 
     def _match(
         self, signal: Signal, line: Line, seen: dict[str, dict[str, str]], *, latest: bool, partial: bool
@@ -227,7 +236,8 @@ class Stream:
         if partial:
             self._seen[signal.id] = captured
         rank = UNKNOWN_RANK if is_launcher_line(line.text) else line.rank
-        fields, handled = {**line.fields, **captured}, is_handled(line.text)
+        fields = {**line.fields, **captured}
+        handled = signal.role not in ("progress", "phase") and "value" not in captured and is_handled(line.text)
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
         told = self._counts.get(signal.id, 0)
         if latest:

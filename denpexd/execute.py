@@ -1,0 +1,194 @@
+"""`denpexd run` and `denpexd exec`: starting the daemon, and starting a job beside it that it can never hurt.
+
+The job's output goes through the relay, a tiny process of its own, which passes it on and writes a copy to a spool that
+the daemon tails like any log. If the daemon dies or is slow, the job and its output notice nothing.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from denpexd.errors import SettingsError
+from denpexd.relay import Relay, start
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+LAST_WORDS = 20.0  # seconds the daemon gets to explain a job that has just failed
+
+
+def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
+    """Run the daemon on paths; "-" stands for standard input, which is passed on to standard output."""
+    with contextlib.ExitStack() as cleanup:
+        chosen, stream, until = list(paths), sys.stdout, None
+        if "-" in chosen:
+            relay = cleanup.enter_context(_stdin_relay())
+            chosen[chosen.index("-") :] = [str(p) for p in relay.spools.values()]
+            stream = sys.stderr  # standard output carries the job's own lines
+            process = relay.process
+            until = _Until(process)
+        if chosen:
+            flags = {**flags, "paths": chosen}
+        return run_daemon(config, flags, stream=stream, color=color, until=until)
+
+
+class _Until:
+    """The daemon on a stream ends when the stream does, after it has had its say."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process, self._ended_at = process, None
+
+    def __call__(self, daemon: Any) -> bool:
+        if self._process.poll() is None:
+            return False
+        if self._ended_at is None:
+            self._ended_at = daemon.clock.now()
+        return bool(daemon.clock.now() - self._ended_at > 1.0 and not daemon.reader.behind())
+
+
+def run_daemon(config: Path | None, flags: Mapping[str, Any], *, stream: Any, color: bool, until: Any = None) -> int:
+    """Load the settings and run the daemon in this process."""
+    from denpexd.app import run
+    from denpexd.settings import load
+
+    settings = load(config, overrides=flags, environ=os.environ)
+    if not settings.paths:
+        raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the configuration")
+    _log_to_stderr(settings.log_level)
+    return asyncio.run(run(settings, stream=stream, color=color, until=until))
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for noisy in ("httpx", "httpcore", "apprise", "watchdog", "asyncio", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _stdin_relay() -> Iterator[Relay]:
+    """A relay from our standard input to our standard output, which outlives us if we are killed."""
+    folder = Path(tempfile.mkdtemp(prefix="denpexd-stdin-"))
+    try:
+        relay = start_on_stdin(folder)
+        yield relay
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_on_stdin(folder: Path) -> Relay:
+    """The relay reads our standard input itself, so that a dead daemon never breaks the writer's pipe."""
+    spool = folder / "stdin.log"
+    arguments = [sys.executable, "-I", "-S", _relay_path(), "--spool", str(spool), "--fd-in", "0", "--fd-out", "1"]
+    process = subprocess.Popen(arguments, start_new_session=True)
+    return Relay(process, {}, {"stdin": spool})
+
+
+def _relay_path() -> str:
+    import denpexd.relay
+
+    return str(denpexd.relay.__file__)
+
+
+def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str]) -> int:
+    """Start the command with the daemon beside it; its exit code, 127 if it cannot be started.
+
+    This process stays small: it forwards signals, waits, and tells the daemon how the command ended.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="denpexd-exec-"))
+    try:
+        relay = start(folder, {"stdout": 1, "stderr": 2})
+        try:
+            child = subprocess.Popen(list(command), stdout=relay.writers["stdout"], stderr=relay.writers["stderr"])
+        except OSError as error:
+            relay.close_writers()
+            print(f"denpexd: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        relay.close_writers()
+        daemon = _start_daemon(folder, config, flags, log_dirs, child.pid)
+        code = _wait(child)
+        relay.process.wait()
+        _end_daemon(daemon)
+        return 128 - code if code < 0 else code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_daemon(
+    folder: Path, config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str], pid: int
+) -> "subprocess.Popen[bytes] | None":
+    """The daemon as a process of its own; None (and a word) if it cannot be started: the job goes on without."""
+    job = flags.get("job") or os.environ.get("SLURM_JOB_NAME") or f"exec-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
+    state = folder / "state"
+    spools = [str(folder / "stdout.log"), str(folder / "stderr.log")]
+    overrides = {**flags, "job": job, "paths": [*spools, *log_dirs]}
+    overrides.setdefault("state_dir", str(state))
+    plan = {"config": str(config) if config else None, "flags": overrides, "root_pid": pid}
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "denpexd.execute", json.dumps(plan)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+        )
+    except OSError as error:
+        print(f"denpexd: not watching: {error}", file=sys.stderr)  # noqa: T201
+        return None
+
+
+def _wait(child: "subprocess.Popen[bytes]") -> int:
+    """Wait for the command and hand every signal on to it."""
+
+    def forward(number: int, _: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        return child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_daemon(daemon: "subprocess.Popen[bytes] | None") -> None:
+    if daemon is None:
+        return
+    daemon.terminate()
+    try:
+        daemon.wait(LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def beside(plan: Mapping[str, Any]) -> int:
+    """The daemon beside an executed command: reports to standard error, sees only that command's processes."""
+    from denpexd.app import run
+    from denpexd.settings import load
+
+    config = Path(plan["config"]) if plan["config"] else None
+    settings = load(config, overrides=plan["flags"], environ=os.environ)
+    _log_to_stderr("warning")
+    return asyncio.run(
+        run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=int(plan["root_pid"]))
+    )
+
+
+if __name__ == "__main__":
+    from denpexd.errors import DenpexdError
+
+    try:
+        sys.exit(beside(json.loads(sys.argv[1])))
+    except DenpexdError as failed:
+        print(f"denpexd: not watching: {failed}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
