@@ -7,6 +7,7 @@ except progress, which the daemon looks for at the end of each read only.
 """
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ def lines() -> Iterator[str]:
             link = f"Channel {n % 16:02d}/{n % 2} : {n % 512}[{n % 8}] -> {(n + 1) % 512}[{(n + 1) % 8}]"
             yield f"node-{n % 64:04d}:{wobble}:{wobble + 7} [{n % 8}] NCCL INFO {link} via P2P/CUMEM/read"
         elif kind < 15:
-            yield f'{{"ts": {1772000000 + n}.{wobble}, "level": "info", "event": "data_wait", "duration_ms": {wobble}.5}}'
+            yield f'{{"ts": {1772000000 + n}, "level": "info", "event": "data_wait", "duration_ms": {wobble}.5}}'
         elif kind < 19:
             yield f"{clock} DEBUG dataloader worker {n % 16}: fetched {n % 512} samples in 0.{wobble}s, queue={n % 64}"
         else:
@@ -84,7 +85,10 @@ def ripgrep_seconds(path: Path, signals: list[Signal]) -> tuple[float, int] | No
     if program is None:
         return None
     patterns = path.with_suffix(".patterns")
-    patterns.write_text("".join(f"{signal.pattern}\n" for signal in signals if signal.role != "progress"))
+    wanted = [signal.pattern or "" for signal in signals if signal.role != "progress"]
+    patterns.write_text(
+        "".join(re.sub(r"\(\?P?<\w+>", "(?:", pattern) + "\n" for pattern in wanted)
+    )  # names may repeat
     command = [program, "-a", "-j1", "-c", "--no-unicode", "-f", str(patterns), str(path)]
     before = _cpu(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, check=False)

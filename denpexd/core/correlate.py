@@ -13,7 +13,6 @@ from typing import assert_never
 
 from denpexd.core import cadence
 from denpexd.core.events import (
-    UNKNOWN_RANK,
     Activity,
     Attempt,
     Blind,
@@ -201,7 +200,7 @@ class Correlator:
 
     def _tick(self, out: list[Output]) -> None:
         silence = self.job.silence(self.now)
-        if self._over(self.job):
+        if self.job.over:
             self._looks = 0
         elif silence >= cadence.suspicion(self.limits, self.job.usual):
             self._look(out)
@@ -213,15 +212,6 @@ class Correlator:
         self._speak(out, at_tick=True)
         if self._adopted:
             self._close_orphans(out)
-
-    @staticmethod
-    def _over(job: JobState) -> bool:
-        """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
-        launcher = job.ranks.get(UNKNOWN_RANK)
-        if launcher is not None and launcher.exits:
-            return True
-        heard = [s for r, s in job.ranks.items() if r >= 0 and s.heard]
-        return bool(heard) and all(s.phase == "end" or s.gone for s in heard)
 
     def _look(self, out: list[Output]) -> None:
         if self.now < self._next_look:
@@ -264,10 +254,17 @@ class Correlator:
 
     def _speak(self, out: list[Output], *, at_tick: bool) -> None:
         stops = [c for c in self._live.values() if c.rule.stops]
+        # The cause of a degradation can also end the job; then it explains the stop better than what it supersedes.
+        ids = {c.rule.id for c in stops}
+        others_too = [c for c in self._live.values() if not c.rule.stops and c.initiating]
+        stops += [c for c in others_too if ids & self._below[c.rule.id]]
         winner, others = best(stops, self._below)
         self._speak_stop(out, winner, others, at_tick=at_tick)
         if at_tick:
+            stop = self.incidents.get("stop")
             for rule_id, rule in self.catalog.rules.items():
+                if stop is not None and stop.candidate.rule is rule:
+                    continue
                 if not rule.stops and (rule_id in self._live or rule_id in self.incidents):
                     self._speak_degradation(out, rule_id, self._live.get(rule_id))
 
@@ -292,7 +289,7 @@ class Correlator:
     def _may_update(self, incident: Incident, winner: Candidate, *, at_tick: bool) -> bool:
         """Late ranks arrive one by one: one update when they have gone quiet, at the latest after CAP."""
         last = max(self._news_t, incident.updated_t)
-        return at_tick and (self._ending or self._over(self.job) or due(last - QUIET, self._news_t, self.now))
+        return at_tick and (self._ending or self.job.over or due(last - QUIET, self._news_t, self.now))
 
     def _ready(self, c: Candidate) -> bool:
         """May this candidate open an incident now?"""
@@ -300,7 +297,7 @@ class Correlator:
             return False
         if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
             return False
-        witness, over = self._stop_witness(), self._over(self.job)
+        witness, over = self._stop_witness(), self.job.over
         if witness is not None and (over or self._ending):
             return True
         stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
@@ -391,11 +388,9 @@ class Correlator:
     def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:
         incident = self.incidents.get(slot)
         if incident is None:
-            if (
-                c is not None
-                and due(self._matched_since[slot], self._news_t, self.now)
-                and (not c.history or self.job.recent)
-            ):
+            if c is None or (c.history and not self.job.recent):
+                return
+            if self.job.over or self._ending or due(self._matched_since[slot], self._news_t, self.now):
                 self._open(out, slot, c, [])
             return
         if c is not None:

@@ -97,7 +97,7 @@ def kept_state(name: str) -> "Fact":
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    silence = job.silence(now)
+    silence = 0.0 if job.over else job.silence(now)
     if signal.params.get("budget"):
         source = job.busiest
         limit = cadence.budget(limits, job.last_phase, source.rhythm if source else cadence.Rhythm())
@@ -305,16 +305,6 @@ def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: fl
     return found if signal.role == "config" else [e for e in found if not lapsed(job, rank, e.t)]
 
 
-def lapsed(job: JobState, rank: RankState, t: float) -> bool:
-    """Training moved on after `t`: what was printed then did not stop it.
-
-    A rank that prints progress answers for itself, others are judged by the job. Steps already in flight still
-    appear after a failure, hence the grace of two usual gaps.
-    """
-    mover = rank.moved_t if rank.moves else (job.moved_t if job.moved_t is not None else float("-inf"))
-    return mover > t + max(2.0, 2 * (job.usual or 0.0))
-
-
 def _frame(rank: RankState, signal: Signal, now: float) -> Answer:
     """A frame counts until the rank moves again; a look at a live process convicts only when it was steady."""
     found = []
@@ -326,7 +316,15 @@ def _frame(rank: RankState, signal: Signal, now: float) -> Answer:
             continue
         text = f"{frame.function} ({frame.path}:{frame.line})"
         f = snapshot.frames
-        found.append(
-            Evidence(rank.rank, "stack", f.source or f.kind, f.offset, f.t, text, signal.means, seq=snapshot.seq)
-        )
+        source = f.source or f.kind
+        found.append(Evidence(rank.rank, "stack", source, f.offset, f.t, text, signal.means, seq=snapshot.seq))
     return found
+
+
+def lapsed(job: JobState, rank: RankState, t: float) -> bool:
+    """Training moved on after `t`: what was printed then did not stop it.
+
+    The rank itself moved, or the job made a training step, which needs all ranks. Steps already in flight still appear
+    after a failure, hence the grace of two usual gaps.
+    """
+    return max(rank.moved_t, job.trained_t) > t + max(2.0, 2 * (job.usual or 0.0))

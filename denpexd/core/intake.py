@@ -166,6 +166,8 @@ class Intake:
             if not step or step == state.aside:
                 return
             state.aside = step
+        else:
+            self.job.trained_t = max(self.job.trained_t, event.t)
         self._moved(state, event.t, was, steps, history=event.history)
 
     def _leave_phase(self, state: RankState, t: float) -> None:

@@ -169,6 +169,7 @@ class JobState:
     moved_t: float | None = None
     moved_seq: int = -1
     moves: int = 0
+    trained_t: float = float("-inf")  # a training step of any rank
     spoke_t: float = float("-inf")  # a phase line, or any line of a job whose progress lines are not known
     blind_until: float = float("-inf")
     recent: bool = True
@@ -193,6 +194,15 @@ class JobState:
         """Usual seconds between two movements of the rank that moves most often."""
         known = [s.rhythm.usual for s in self.ranks.values() if s.rhythm.usual is not None]
         return min(known) if known else None
+
+    @property
+    def over(self) -> bool:
+        """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
+        launcher = self.ranks.get(-1)
+        if launcher is not None and launcher.exits:
+            return True
+        heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
+        return bool(heard) and all(s.phase == "end" or s.gone for s in heard)
 
     @property
     def busiest(self) -> RankState | None:

@@ -47,6 +47,7 @@ class Cursor:
         room = len(view) - SPAN
         if self.offset < self.boundary:
             room = min(room, self.boundary - self.offset)
+        self.full = False
         got = os.preadv(fd, [view[: back + room]], self.offset - back)
         if got < back or view[:back] != self._mark or os.pread(fd, len(self._head), 0) != self._head:
             return None

@@ -60,6 +60,7 @@ class Tail:
         self.path = path
         self.busy = False
         self.error: str | None = None
+        self.lost = 0  # bytes that were seen by `stat` and were gone before they were read
         self._files, self._history, self._linger = files, history, linger
         self._fd = -1
         self._saved = position  # not yet compared with the file
@@ -125,8 +126,9 @@ class Tail:
             if self._unchanged(named, now):
                 return TailRead(b"", self._at.offset)
             return self._follow(named.st_size, view) if self._fd >= 0 or self._reopen() else self._taken()
-        if self._fd >= 0 or (named is not None and self._reach_renamed()):
+        if self._fd >= 0 or self._reach_renamed():
             return self._drain(named, problem, view, now)
+        self._write_off()
         if named is not None:
             if self._identity is not None:
                 self._leave("replaced")
@@ -158,34 +160,46 @@ class Tail:
 
     def _follow(self, size: int, view: memoryview) -> TailRead:
         """The name means the open file: what is new in it."""
+        data = self._pull(view)
+        self._size = size
+        self.error, self._state = None, ""
+        return self._told(data, more=self._at.full)
+
+    def _pull(self, view: memoryview) -> bytes:
         data = self._at.pull(self._fd, view)
         if data is None:
+            self._write_off()
             self._at, self._due = Cursor(), "truncated"
-            data = self._at.pull(self._fd, view) or b""
-        self._size = size
+            data = self._at.pull(self._fd, view)
+        return data or b""
+
+    def _told(self, data: bytes, *, more: bool) -> TailRead:
         event, self._due = self._due, ""
-        self.error, self._state = None, ""
         begin = self._at.offset - len(data)
-        return TailRead(data, begin, begin < self._at.boundary, event, self._at.full)
+        return TailRead(data, begin, begin < self._at.boundary, event, more)
 
     def _drain(self, named: os.stat_result | None, problem: str, view: memoryview, now: float) -> TailRead:
         """The name is gone or means another file: finish ours, then go over to the other once it has content."""
-        data = self._at.pull(self._fd, view)
+        data, ours = self._pull(view), os.fstat(self._fd)
+        self._size = ours.st_size + (named.st_size if named else 0)
         if data or self._quiet_since is None:
             self._quiet_since = now
         if data or self._at.full:
-            data = data or b""
-            begin = self._at.offset - len(data)
-            return TailRead(data, begin, begin < self._at.boundary, more=True)
+            return self._told(data, more=True)
         quiet = now - self._quiet_since >= self._linger
         if named is None:
-            if quiet and os.fstat(self._fd).st_nlink == 0:
+            if quiet and ours.st_nlink == 0:
                 self._let_go()
             return self._absent(problem)
         if named.st_size > 0 or quiet:
             self._leave("rotated")
             return self._begin(view)
         return TailRead(b"", self._at.offset)
+
+    def _write_off(self) -> None:
+        """What was known to be there and was not read cannot be had any more."""
+        self.lost += self.lag
+        self._size = self._at.offset
 
     def _absent(self, problem: str) -> TailRead:
         if problem:
@@ -291,7 +305,7 @@ class Tail:
                 self._files.leave_behind(position)
         self._let_go()
         self._saved = self._identity = None
-        self._at, self._due = Cursor(), why or self._due
+        self._at, self._size, self._due = Cursor(), 0, why or self._due
 
     def _let_go(self) -> None:
         if self._fd >= 0:

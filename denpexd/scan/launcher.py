@@ -27,8 +27,7 @@ PATTERNS = {
     "restart_count": r"restart_count=(?P<count>\d+)",
     "world": r"(?i)\bworld[_ ]size\"?\s*[=:]\s*(?P<world>\d+)",
     "member": r"GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/(?P<world>\d+)",
-    "nccl": r"(?P<node>[\w.-]+):(?P<pid>\d+):\d+ \[\d+\] NCCL INFO .*\brank (?P<rank>\d+) nranks (?P<world>\d+) "
-    r".*Init COMPLETE",
+    "nccl": r"\brank (?P<rank>\d+) nranks (?P<world>\d+) .*Init COMPLETE",
 }
 SUMMARY = r"^(?:Failures:|Root Cause \(first observed failure\):)\s*$"
 
@@ -42,6 +41,7 @@ _ENTRY = re2.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*?)\s*$")
 _RANK = re2.compile(r"^(\d+) \(local_rank: \d+\)")
 _EXIT_CODE = re2.compile(r"^(-?\d+) \(pid: (\d+)\)(?:\s+\((SIG[A-Z]+)\))?")
 _SECOND_HAND = re2.compile(r"(?i)checkpoint|ckpt|saved|expect|mismatch|\bgot\b|\bbut\b|resum|error|must|should")
+_NCCL_WRITER = re2.compile(r"^([\w.-]+):(\d+):\d+ \[\d+\] NCCL INFO ")
 _OWN_RANK = re2.compile(r'(?:^|[^\w])"?(?:global_)?rank"?\s*[=:]\s*(\d+)')
 _OWN_PID = re2.compile(r'(?:^|[^\w])"?pid"?\s*[=:]\s*(\d+)')
 _SIGNALS = {
@@ -145,7 +145,10 @@ class LauncherReader:
         elif name == "member":
             rank = int(groups["rank"])
         else:  # a process's first communicator spans the world; later ones are groups with ranks of their own
-            pid, node = int(groups["pid"]), groups["node"]
+            writer = _NCCL_WRITER.search(line.text)
+            if writer is None:
+                return []
+            node, pid = writer.group(1), int(writer.group(2))
             if pid in self._first_communicator or len(self._first_communicator) > _MOST_REMEMBERED:
                 return []
             self._first_communicator.add(pid)

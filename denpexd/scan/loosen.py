@@ -13,7 +13,8 @@ from denpexd.scan.syntax import WORD, Boundary, Choice, Class, Literal, Node, Re
 
 _BREAKS = frozenset(b"\r\n")
 _EMPTY = Sequence(())
-_LONGEST_REPEAT = 200
+_BYTES_PER_CHARACTER = 4
+_LONGEST_REPEAT = 32  # a longer one becomes unbounded: one state instead of many, at a few more false candidates
 _STRONG = 4
 
 
@@ -154,7 +155,7 @@ def _emit_repeat(inner: Node, low: int, high: int | None) -> bytes:
     if isinstance(inner, Class):
         unit = _set(inner)
         if inner.wide and high is not None:
-            high *= 4
+            high *= _BYTES_PER_CHARACTER
     if high is None or high > _LONGEST_REPEAT:
         return unit + {0: b"*", 1: b"+"}.get(low, b"{%d,}" % low)
     return unit + (b"?" if (low, high) == (0, 1) else b"{%d}" % low if low == high else b"{%d,%d}" % (low, high))

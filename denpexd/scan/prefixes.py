@@ -44,6 +44,7 @@ _IN_TEXT = tuple(
 )
 _GROUP_RANK = re2.compile(r"\bPG (?:ID|GUID)\b")  # ranks in such lines count inside a process group
 _MOST_PIDS = 100_000
+_SAMPLE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ class PrefixReader:
 
     def sample(self, data: bytes) -> None:
         """Learn from the first lines of a chunk whether srun labels this stream."""
-        for line in data[:2048].split(b"\n")[:-1]:
-            if _LABEL.search(line) is not None:
+        for line in data[:_SAMPLE].split(b"\n")[:-1]:
+            if line[:1] in b" 0123456789" and _LABEL.search(line) is not None:
                 self._labelled += 1
             elif line.strip() and not line.startswith((b"srun", b"slurm", b"sbatch")):
                 self._unlabelled += 1

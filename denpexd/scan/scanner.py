@@ -12,6 +12,7 @@ from denpexd.scan.lines import segment_end
 
 _TAIL = 4 << 10  # progress of a one-rank stream is looked for in the last bytes of a chunk ...
 _WIDER_TAIL = 16 << 10  # ... and, if there is none, in these
+_LAST_SEGMENTS = 2
 
 _BUILT_IN = PATTERNS | {
     "traceback": blocks.TRACEBACK,
@@ -78,6 +79,8 @@ class Scanner:
             steps = self._steps.scan(data[start:] if start else data)
             if steps or not start:
                 break
+        if not whole:
+            steps = _last_segments(data[start:], steps)
         return [(start + position, self._first_progress + number) for position, number in steps]
 
 
@@ -91,14 +94,29 @@ def _only_latest(signal: Signal) -> bool:
     return signal.role == "progress" and "(?P<value>" not in pattern and "(?<value>" not in pattern
 
 
+def _last_segments(data: bytes, candidates: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """For each id the candidates in its last segments: only the latest counts, some may turn out false."""
+    kept: list[tuple[int, int]] = []
+    segments: dict[int, set[int]] = {}
+    for position, number in sorted(candidates, reverse=True):
+        seen, start = segments.setdefault(number, set()), _segment_start(data, position)
+        if start not in seen and len(seen) < _LAST_SEGMENTS:
+            seen.add(start)
+            kept.append((position, number))
+    return kept
+
+
 def _by_segment(data: bytes, candidates: list[tuple[int, int]]) -> list[Named]:
     named: list[tuple[int, int, set[int]]] = []
     end = -1
     for position, number in sorted(candidates):
         if position >= end:
-            line = data.rfind(b"\n", 0, position) + 1
-            start = max(line, data.rfind(b"\r", line, position) + 1)
             end = segment_end(data, position)
-            named.append((start, end, set()))
+            named.append((_segment_start(data, position), end, set()))
         named[-1][2].add(number)
     return [(start, end, tuple(sorted(ids))) for start, end, ids in named]
+
+
+def _segment_start(data: bytes, position: int) -> int:
+    line = data.rfind(b"\n", 0, position) + 1
+    return max(line, data.rfind(b"\r", line, position) + 1)

@@ -235,7 +235,7 @@ class Stream:
             return
         if partial:
             self._seen[signal.id] = captured
-        rank = UNKNOWN_RANK if is_launcher_line(line.text) else line.rank
+        rank = UNKNOWN_RANK if not latest and is_launcher_line(line.text) else line.rank
         fields = {**line.fields, **captured}
         handled = signal.role not in ("progress", "phase") and "value" not in captured and is_handled(line.text)
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)

@@ -72,8 +72,17 @@ def test_folders_above_the_root_do_not_count_except_the_last() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{}.log", "{}/train.log", "job5-{}.out", "job-python3-6.0-HOST-{}.log", "worker-{}.log", "gpu{}/out.log", "proc_{}.log"]
-)  # fmt: skip
+    "pattern",
+    [
+        "{}.log",
+        "{}/train.log",
+        "job5-{}.out",
+        "job-python3-6.0-HOST-{}.log",
+        "worker-{}.log",
+        "gpu{}/out.log",
+        "proc_{}.log",
+    ],
+)
 def test_weak_numbers_are_ranks_among_siblings_that_count_from_zero(tmp_path: Path, pattern: str) -> None:
     make(tmp_path, *(pattern.format(n) for n in range(4)))
     assert ranks(tmp_path) == [0, 1, 2, 3]
@@ -81,8 +90,8 @@ def test_weak_numbers_are_ranks_among_siblings_that_count_from_zero(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "names",
-    [["slurm-101.out", "slurm-102.out"], ["job-gpt2-4711.out", "job-gpt2-4712.out"], ["gpu8/train.log"], ["7.log", "12.log"],
-     ["100.log", "200.log", "0.log"], ["worker-3.log"]],
+    [["slurm-101.out", "slurm-102.out"], ["job-gpt2-4711.out", "job-gpt2-4712.out"], ["gpu8/train.log"],
+     ["7.log", "12.log"], ["100.log", "200.log", "0.log"], ["worker-3.log"]],
 )  # fmt: skip
 def test_numbers_that_do_not_count_from_zero_are_no_ranks(tmp_path: Path, names: list[str]) -> None:
     make(tmp_path, *names)
@@ -116,7 +125,7 @@ def test_torchrun_restart_has_two_attempts_of_each_local_rank(tmp_path: Path) ->
 
 
 def two_torchrun_folders(root: Path, *, gap: float, last_of_first: float) -> None:
-    """Two runs in one log folder: started `gap` seconds apart, the first last written `last_of_first` after its start."""
+    """Two runs in one log folder: started `gap` seconds apart, the first wrote for `last_of_first` seconds."""
     for name, start, last in (
         ("none_aaaaaaaa", 1000.0, 1000.0 + last_of_first),
         ("none_bbbbbbbb", 1000.0 + gap, 5000.0),
@@ -159,8 +168,8 @@ def test_two_streams_or_two_logs_of_one_rank_do_not_clash(tmp_path: Path) -> Non
 def test_a_folder_gives_its_logs_and_nothing_else(tmp_path: Path) -> None:
     make(
         tmp_path, "train.log", "a/b/c/rank0.log", "stdout", "console.txt",
-        "model.pt", "x.npz", "events.out.tfevents.17.host", "old.log.gz", "core.core", ".hidden.log", ".git/x.log", "README",
-        "requirements.txt", "train.py", "train.log.1", "attempt_0/filtered_stdout.log",
+        "model.pt", "x.npz", "events.out.tfevents.17.host", "old.log.gz", "core.core", ".hidden.log", ".git/x.log",
+        "README",         "requirements.txt", "train.py", "train.log.1", "attempt_0/filtered_stdout.log",
     )  # fmt: skip
     discovery = Discovery([str(tmp_path)], None)
     assert {f.path.name for f in discovery.scan()} == {"train.log", "rank0.log", "stdout", "console.txt"}
