@@ -22,7 +22,7 @@ from denpexd.catalog.load import shipped_rules
 from denpexd.clock import Clock, SteadyClock
 from denpexd.core.cadence import Limits
 from denpexd.core.rule import Catalog
-from denpexd.daemon import Daemon
+from denpexd.daemon import CollectorLike, Daemon
 from denpexd.errors import SettingsError
 from denpexd.evidence.collect import Collector
 from denpexd.evidence.procs import Processes
@@ -65,10 +65,14 @@ async def run(
     color: bool,
     clock: Clock | None = None,
     root_pid: int | None = None,
+    collector: CollectorLike | None = None,
     until: Callable[["Daemon"], bool] | None = None,
     listening: Callable[[str], None] | None = None,
 ) -> int:
-    """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints."""
+    """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
+
+    `collector`: who answers for the processes, those of this node if nobody is given.
+    """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
         catalog = load_catalog(settings)
@@ -84,11 +88,9 @@ async def run(
         )
         pipeline.restore(store.journal(), store.incidents("open"), clock.now())
         waker = Waker(clock)
-        reader = Reader(
-            Discovery(settings.paths, settings.job), clock, waker, store.positions(), settings.ingest.sweep
-        )
+        reader = Reader(Discovery(settings.paths, settings.job), clock, waker, store.positions(), settings.ingest.sweep)
         cleanup.callback(reader.close)
-        collector = Collector(
+        collector = collector or Collector(
             Processes(root_pid=root_pid), clock, stacks="off" if settings.evidence.stacks == "off" else "auto"
         )
         client = await cleanup.enter_async_context(httpx.AsyncClient(follow_redirects=False, timeout=10.0))
@@ -103,24 +105,27 @@ async def run(
 
         def ready(url: str) -> None:
             sd_notify("READY=1", notify)
-            log.info("watching %d paths, %d rules, engine %s", len(settings.paths), len(catalog.rules), scanner.engine_name)
+            known = len(settings.paths), len(catalog.rules), scanner.engine_name
+            log.info("watching %d paths, %d rules, engine %s", *known)
             if listening is not None:
                 listening(url)
 
+        web = settings.web
         tasks = [
-            asyncio.create_task(serve(app, settings.web.host, settings.web.port, sock=sock, listening=ready), name="web"),
+            asyncio.create_task(serve(app, web.host, web.port, sock=sock, listening=ready), name="web"),
             asyncio.create_task(deliverer.run(), name="deliver"),
             asyncio.create_task(daemon.read_forever(), name="read"),
             asyncio.create_task(daemon.tick_forever(notify), name="tick"),
+            asyncio.create_task(daemon.discover_forever(), name="discover"),
         ]
         stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
         try:
             done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         finally:
             sd_notify("STOPPING=1", notify)
-            for task in (tasks[2], tasks[3], stop):
+            for task in (*tasks[2:], stop):
                 task.cancel()
-            await asyncio.gather(tasks[2], tasks[3], stop, return_exceptions=True)
+            await asyncio.gather(*tasks[2:], stop, return_exceptions=True)
             await daemon.finish()
             for task in tasks:
                 task.cancel()

@@ -62,7 +62,12 @@ def main() -> None:
 @click.option("--state-dir", type=EXISTING, help="Where positions and unsent alerts are kept.")
 @click.option("--no-color", is_flag=True, help="Plain text on the terminal.")
 def run(
-    paths: tuple[str, ...], config: Path | None, job: str | None, port: int | None, state_dir: Path | None, no_color: bool
+    paths: tuple[str, ...],
+    config: Path | None,
+    job: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    no_color: bool,
 ) -> None:
     """Watch the logs in PATHS (folders, files, globs, templates like /logs/{job}/rank{rank}.log), or - for a stream.
 
@@ -81,7 +86,12 @@ def run(
 @click.option("--log-dir", "log_dirs", multiple=True, help="Folders of per-rank logs that the command writes.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(
-    config: Path | None, job: str | None, port: int | None, state_dir: Path | None, log_dirs: tuple[str, ...], command: tuple[str, ...]
+    config: Path | None,
+    job: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    log_dirs: tuple[str, ...],
+    command: tuple[str, ...],
 ) -> None:
     """Start COMMAND (torchrun, srun, mpirun, python) and watch what it prints; returns its exit code.
 
@@ -113,7 +123,8 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     elif form == "markdown":
         click.echo("\n\n".join(markdown(v) for v in verdicts) or "No failure found.")
     else:
-        click.echo("\n\n".join(report(v, color=_color(no_color), width=_width()) for v in verdicts) or "No failure found.")
+        pages = [report(v, color=_color(no_color), width=_width()) for v in verdicts]
+        click.echo("\n\n".join(pages) or "No failure found.")
     sys.exit(1 if verdicts else 0)
 
 
@@ -161,8 +172,12 @@ def explain(failure: str, form: str) -> None:
     rule = catalog.rules.get(catalog.aliases.get(failure, failure))
     if rule is None:
         near = difflib.get_close_matches(failure, [*catalog.rules, *catalog.aliases], 3, 0.4)
-        fail(f"no failure {failure!r}" + (f"; did you mean {', '.join(near)}?" if near else "; see: denpexd rules list"))
-    click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False) if form == "json" else entry_text(rule, _width()))
+        hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
+        fail(f"no failure {failure!r}; {hint}")
+    if form == "json":
+        click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False))
+    else:
+        click.echo(entry_text(rule, _width()))
 
 
 @main.group()
@@ -177,8 +192,8 @@ def list_(category: str | None, form: str) -> None:
     """All failures that are known."""
     chosen = [r for r in _catalog(()).rules.values() if category in (None, r.entry.category)]
     if form == "json":
-        rows = [{"id": r.id, "title": r.entry.title, "category": r.entry.category, "severity": r.entry.severity} for r in chosen]
-        click.echo(json.dumps(rows, indent=2))
+        names = ("title", "category", "severity", "status")
+        click.echo(json.dumps([{"id": r.id} | {n: getattr(r.entry, n) for n in names} for r in chosen], indent=2))
         return
     for rule in sorted(chosen, key=lambda r: (r.entry.category, r.id)):
         click.echo(f"{rule.entry.category:<12} {rule.entry.severity:<9} {rule.id:<44} {rule.entry.title}")

@@ -2,15 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from denpexd.clock import Clock
-from denpexd.core.events import Want
+from denpexd.core.events import Event, Want
 from denpexd.errors import StateError
-from denpexd.evidence.collect import Collector
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import plan
+from denpexd.notify.policy import Delivery, plan
 from denpexd.notify.redact import redact_verdict
 from denpexd.notify.sinks import filters
 from denpexd.pipeline import Outcome, Pipeline
@@ -31,6 +32,32 @@ KEPT = 1000  # incidents shown
 Verdict = Mapping[str, object]
 
 
+class CollectorLike(Protocol):
+    """Who answers wishes for evidence: evidence.collect.Collector on a node, a recording in the demo."""
+
+    @property
+    def counts(self) -> Mapping[tuple[str, str], int]:
+        """Looks so far, by kind and outcome."""
+        ...
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Time spent looking, by kind."""
+        ...
+
+    async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
+        """Which rank writes which of the files, as far as processes tell."""
+        ...
+
+    async def watch(self) -> list[Event]:
+        """What became of the processes since the last call."""
+        ...
+
+    async def collect(self, want: Want) -> list[Event]:
+        """The answer to one wish."""
+        ...
+
+
 class Daemon:
     """One daemon at work. Everything runs on the event loop; what can block goes to a thread."""
 
@@ -41,13 +68,13 @@ class Daemon:
         reader: Reader,
         store: Store,
         deliverer: Deliverer,
-        collector: Collector,
+        collector: CollectorLike,
         clock: Clock,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
-        self._world = settings.job
+        self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
         self._writing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
@@ -55,19 +82,17 @@ class Daemon:
         self._tick_at = clock.now()
         self._moved_at = clock.now()
         self._lag = 0.0
-        self._positions: dict[str, str] = {}
+        self._journal: list[str] = []
         self._attach_at = float("-inf")
         self._started = False
 
     # --- loops ------------------------------------------------------------------------------------------------------
 
     async def read_forever(self) -> None:
-        """Read what is new as soon as it is there; a full look at every sweep."""
+        """Read what is new as soon as it is there; everything is looked at once a sweep."""
+        await self._look_around()
         touched: set[str] | None = None
         while True:
-            new = await self.reader.look_around()
-            if new:
-                await self._welcome({found.job for found in new})
             async for found, read in self.reader.round(touched):
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
             self._moved_at = self.clock.now()
@@ -75,9 +100,19 @@ class Daemon:
                 touched = None
                 await self.clock.sleep(0)
                 continue
-            await self._save()
             self._started = True
             touched = await self.reader.wait(TICK)
+
+    async def discover_forever(self) -> None:
+        """New files, once a sweep, beside the reading: a slow folder delays no line."""
+        while True:
+            await self.clock.sleep(self._sweep)
+            await self._look_around()
+
+    async def _look_around(self) -> None:
+        new = await self.reader.look_around()
+        if new:
+            await self._welcome({found.job for found in new})
 
     async def _welcome(self, jobs: set[str]) -> None:
         lately = await self.reader.recent(jobs)
@@ -97,6 +132,7 @@ class Daemon:
             self._tick_at = now
             await self._processes(now)
             await self.handle(self.pipeline.tick(now))
+            await self._save()
             if self.healthy()[0]:
                 sd_notify("WATCHDOG=1", notify)
 
@@ -141,33 +177,38 @@ class Daemon:
     async def handle(self, outcome: Outcome) -> None:
         """Make a batch's consequences durable together with the positions, then let the senders go."""
         changes = outcome.changes
+        self._journal += outcome.journal
         for change in changes:
             self._remember(change.verdict)
-        if changes or outcome.journal:
+        if changes:
             deliveries = [d for c in changes for d in plan(c, self._sinks, self.store.sent(str(c.verdict["key"])))]
-            await self._commit(incidents=[c.verdict for c in changes], deliveries=deliveries, journal=outcome.journal)
-            if deliveries:
-                self.deliverer.wake()
+            await self._commit([c.verdict for c in changes], deliveries)
+            self.deliverer.wake()
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:
                 task = asyncio.create_task(self._look(job, want), name="look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
-    async def _commit(self, **batch: object) -> None:
-        """One transaction; positions go with every batch, so that nothing read is lost or taken twice."""
-        positions = self.reader.positions()
-        changed = {path: row for path, row in positions.items() if self._positions.get(path) != row}
+    async def _commit(self, incidents: Sequence[Verdict] = (), deliveries: Sequence[Delivery] = ()) -> None:
+        """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing."""
         async with self._writing:
+            journal, self._journal = self._journal, []
+            positions = self.reader.positions()
             try:
-                await asyncio.to_thread(self.store.commit, positions=changed, **batch)  # type: ignore[arg-type] # passed on as given
+                await asyncio.to_thread(
+                    self.store.commit,
+                    positions=positions,
+                    incidents=incidents,
+                    deliveries=deliveries,
+                    journal=journal,
+                )
             except StateError as error:
                 log.error("%s", error)
-        self._positions.update(changed)
 
     async def _save(self) -> None:
-        positions = self.reader.positions()
-        if positions != self._positions:
+        """Once a second: positions and journal that no change has taken along."""
+        if self._journal or self.reader.moved:
             await self._commit()
 
     def _remember(self, verdict: Verdict) -> None:
@@ -226,7 +267,7 @@ class Daemon:
             truncations=self.reader.events["truncated"],
             rotations=self.reader.events["rotated"] + self.reader.events["replaced"],
             watch_overflows=self.reader.overflows,
-            lines_truncated=sum(s.lines_truncated for job in jobs for s in job.streams.values()),
+            lines_truncated=sum(s.truncated_lines for job in jobs for s in job.streams.values()),
             outbox_pending=self.store.pending(),
             outbox_oldest_seconds=self.store.oldest_age(now),
             notifications=dict(self.deliverer.counters),

@@ -16,8 +16,8 @@ def entry_json(rule: Rule) -> dict[str, Any]:
     entry["code"] = [{"stack": stack, "snippet": snippet} for stack, snippet in rule.entry.code]
     entry["symptoms"] = [{"see": see, "because": because} for see, because in rule.entry.symptoms]
     entry["missing"] = [{"fact": fact, "how": how} for fact, how in rule.entry.missing]
-    signals = {name: s.means for name, s in rule.signals.items()}
-    return {"id": rule.id, "precision": rule.precision, **entry, "supersedes": list(rule.supersedes), "signals": signals}
+    entry["signals"] = {name: s.means for name, s in rule.signals.items()}
+    return {"id": rule.id, "precision": rule.precision, **entry, "supersedes": list(rule.supersedes)}
 
 
 def entry_text(rule: Rule, width: int) -> str:
@@ -25,10 +25,15 @@ def entry_text(rule: Rule, width: int) -> str:
     e = rule.entry
     lines = [e.title, f"{rule.id} · {e.category} · {e.severity} · {e.domain} · {e.status}", ""]
     lines += _wrapped(_plain(e.quick_answer, rule), width)
-    lines += _section("What to do", [f"[{s.risk}] {s.do}" + (f"\n$ {s.command}" if s.command else "") for s in e.remediation], rule, width, numbered=True)
+    steps = [f"[{s.risk}] {s.do}" + (f"\n$ {s.command}" if s.command else "") for s in e.remediation]
+    lines += _section("What to do", steps, rule, width, numbered=True)
     for head, text in (
-        ("If that does not help", e.fallback), ("Right now", e.mitigation), ("How to check", e.verification),
-        ("Why it happens", e.root_cause), ("Mechanism", e.mechanism), ("Prevention", e.prevention),
+        ("If that does not help", e.fallback),
+        ("Right now", e.mitigation),
+        ("How to check", e.verification),
+        ("Why it happens", e.root_cause),
+        ("Mechanism", e.mechanism),
+        ("Prevention", e.prevention),
         ("Is the last checkpoint safe?", e.resume_safe),
     ):
         lines += _section(head, [text] if text else [], rule, width)
@@ -65,5 +70,6 @@ def _plain(text: str, rule: Rule) -> str:
         text = text.replace(place, word)
     if rule.correlation:
         for role in rule.correlation.roles:
-            text = text.replace("{" + role.name + "}", "R" if role.name in rule.correlation.initiating else "the others")
+            word = "R" if role.name in rule.correlation.initiating else "the others"
+            text = text.replace("{" + role.name + "}", word)
     return text

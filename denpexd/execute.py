@@ -63,13 +63,14 @@ def run_daemon(config: Path | None, flags: Mapping[str, Any], *, stream: Any, co
 
     settings = load(config, overrides=flags, environ=os.environ)
     if not settings.paths:
-        raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the configuration")
+        raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c")
     _log_to_stderr(settings.log_level)
     return asyncio.run(run(settings, stream=stream, color=color, until=until))
 
 
 def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
     for noisy in ("httpx", "httpcore", "apprise", "watchdog", "asyncio", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -179,9 +180,7 @@ def beside(plan: Mapping[str, Any]) -> int:
     config = Path(plan["config"]) if plan["config"] else None
     settings = load(config, overrides=plan["flags"], environ=os.environ)
     _log_to_stderr("warning")
-    return asyncio.run(
-        run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=int(plan["root_pid"]))
-    )
+    return asyncio.run(run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=int(plan["root_pid"])))
 
 
 if __name__ == "__main__":

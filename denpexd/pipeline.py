@@ -113,9 +113,8 @@ class Pipeline:
         """New bytes of one file."""
         job = self.job(found.job)
         events = self._generation(job, found, t)
-        if found.run or found.attempt is not None:
-            if (found.run, found.attempt or 0) != job.generation:
-                return Outcome()  # an earlier start of the job: over
+        if (found.run or found.attempt is not None) and (found.run, found.attempt or 0) != job.generation:
+            return Outcome()  # an earlier start of the job: over
         stream = self._stream(job, found)
         if read.anew:
             events += stream.flush(t)

@@ -27,9 +27,11 @@ RECENT = 600.0  # a file written within this many seconds belongs to a job that 
 
 
 class Reader:
-    """All files of one daemon. `saved`: position rows by file identity, from the state of the daemon before."""
+    """All files of one daemon. `saved`: position rows from the state of the daemon before; `sweep` in seconds."""
 
-    def __init__(self, discovery: Discovery, clock: Clock, waker: Waker, saved: Mapping[str, str], sweep: float) -> None:
+    def __init__(
+        self, discovery: Discovery, clock: Clock, waker: Waker, saved: Mapping[str, str], sweep: float
+    ) -> None:
         self._discovery, self._clock, self._waker, self._sweep = discovery, clock, waker, sweep
         self._saved = {p.path: p for p in map(_position, saved.values()) if p is not None}
         self._files = OpenFiles(self._saved.values())
@@ -38,8 +40,8 @@ class Reader:
         self._buffer = new_buffer()
         self._tails: dict[Path, Tail] = {}
         self._mount_of: dict[Path, str | None] = {}
-        self._swept = float("-inf")
         self._first = True
+        self._moved: dict[Path, Position | None] = {}  # read since their positions were handed out
         self.found: dict[Path, Found] = {}
         self.ranks: dict[Path, int] = {}  # what the processes that hold the files say
         self.events: Counter[str] = Counter()  # rotated, truncated, replaced, vanished, unreadable
@@ -60,16 +62,18 @@ class Reader:
     def overflows(self) -> int:
         return self._waker.overflows
 
+    @property
+    def moved(self) -> bool:
+        """Positions have changed since they were handed out."""
+        return bool(self._moved)
+
     async def wait(self, longest: float) -> set[str] | None:
         """Until something may be new, at most `longest` seconds; None: anything may be."""
         return await self._waker.wait(min(longest, self._sweep))
 
     async def look_around(self) -> list[Found]:
-        """Find new files, at most once a sweep; returns the files that were not known before."""
-        if self._clock.now() < self._swept + self._sweep:
-            return []
+        """Find new files; returns those that were not known before. To be called once a sweep."""
         found = await asyncio.to_thread(self._discovery.scan)
-        self._swept = self._clock.now()
         self._mounts = await asyncio.to_thread(Mounts)
         new = [f for f in found if f.path not in self._tails]
         for one in found:
@@ -97,6 +101,8 @@ class Reader:
                 read = await self._remote.read_remote(tail, mount)
             if read.event:
                 self._note(tail, read)
+            if read.data or read.event:
+                self._moved[path] = tail.position
             if read.data or read.anew:
                 yield self._owner(path), read
 
@@ -118,12 +124,9 @@ class Reader:
         log.log(level, "%s: %s%s", tail.path, read.event, f": {tail.error}" if tail.error else "")
 
     def positions(self) -> dict[str, str]:
-        """Where every file was read to, as rows for the state."""
-        found = {}
-        for path, tail in self._tails.items():
-            if (position := tail.position) is not None:
-                found[str(path)] = _row(position)
-        return found
+        """Where the files were read to that were read since the last call, as rows for the state."""
+        moved, self._moved = self._moved, {}
+        return {str(path): _row(position) for path, position in moved.items() if position is not None}
 
     async def recent(self, jobs: Iterable[str]) -> dict[str, bool]:
         """For each job whether any of its files was written lately."""

@@ -147,7 +147,7 @@ class Correlator:
                     if signal.role == "phase":
                         self._touch(self._facts("phase", "phase_alone", "fewer_steps", "ended"), news=False)
                     elif signal.role == "collateral":
-                        self._touch(self._facts("no_report"), news=True)
+                        self._touch({*self._facts("no_report"), *self._live}, news=True)
                     if event.fields:
                         self._touch(
                             self._facts(

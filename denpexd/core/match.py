@@ -36,9 +36,7 @@ class Candidate:
         return all(e.history for e in self.evidence)
 
 
-def candidate(
-    rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits
-) -> Candidate | None:
+def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits) -> Candidate | None:
     """The rule's verdict on the job now, or None."""
     if rule.correlation is None:
         return _local(rule, job, now, limits)

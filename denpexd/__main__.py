@@ -1,0 +1,5 @@
+"""`python -m denpexd`."""
+
+from denpexd.cli import main
+
+main()

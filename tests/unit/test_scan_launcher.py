@@ -1,0 +1,133 @@
+"""What launchers say: exits, who is told to stop, who exists, restarts."""
+
+import textwrap
+
+import pytest
+
+from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Event, Exit, Fact, Joined, Raised
+from denpexd.scan.re2_engine import Re2Engine
+from denpexd.scan.stream import Scanner, Stream
+
+SCANNER = Scanner([], Re2Engine)
+
+SUMMARY = """
+    E1130 1 torch/distributed/elastic/x.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 10519) of binary: python
+    ============================================================
+    train.py FAILED
+    ------------------------------------------------------------
+    Failures:
+    [1]:
+      time      : 2026-11-30_02:43:52
+      host      : node-b
+      rank      : 8 (local_rank: 0)
+      exitcode  : -15 (pid: 9865)  (SIGTERM)
+      error_file: <N/A>
+      traceback : Signal 15 (SIGTERM) received by PID 9865
+    ------------------------------------------------------------
+    Root Cause (first observed failure):
+    [0]:
+      time      : 2026-11-30_02:43:52
+      host      : node-b
+      rank      : 9 (local_rank: 1)
+      exitcode  : -9 (pid: 10519)  (SIGKILL)
+      error_file: <N/A>
+      traceback : Signal 9 (SIGKILL) received by PID 10519
+    ============================================================
+"""
+
+
+def events(text: str, rank: int = UNKNOWN_RANK) -> list[Event]:
+    stream = Stream(SCANNER, "console", rank)
+    found = stream.feed(1.0, 0, textwrap.dedent(text).lstrip("\n").encode()) + stream.idle(9.0) + stream.flush(9.0)
+    return [event for event in found if not isinstance(event, Activity)]
+
+
+def exits(text: str) -> dict[int, int | None]:
+    found = [event for event in events(text) if isinstance(event, Exit)]
+    assert all(event.source == "launcher" for event in found)
+    assert len({event.rank for event in found}) == len(found)
+    return {event.rank: event.code for event in found}
+
+
+def test_the_summary_of_torchrun_names_global_ranks_and_its_root() -> None:
+    found = events(SUMMARY)
+    assert exits(SUMMARY) == {8: -15, 9: -9}
+    (root,) = [event for event in found if isinstance(event, Fact)]
+    assert (root.name, root.rank) == ("launcher_root", 9)
+    assert root.fields["exitcode"] == "-9"
+    assert root.fields["host"] == "node-b"
+
+
+def test_without_a_summary_the_local_rank_is_all_there_is() -> None:
+    line = "E1 1 torch/distributed/elastic/x.py:1] failed (exitcode: 1) local_rank: 2 (pid: 32275) of binary: python\n"
+    assert exits(line) == {2: 1}
+
+
+def test_a_recorded_traceback_in_the_summary_belongs_to_the_rank_of_its_entry() -> None:
+    text = SUMMARY.replace(
+        "      traceback : Signal 9 (SIGKILL) received by PID 10519\n",
+        '      traceback : Traceback (most recent call last):\n        File "train.py", line 62, in main\n'
+        "          loss.backward()\n      ValueError: boom\n",
+    )
+    (event,) = [event for event in events(text) if isinstance(event, Raised)]
+    assert (event.rank, event.chain, event.frames[0].path) == (9, (("ValueError", "boom"),), "train.py")
+    assert exits(text) == {8: -15, 9: -9}
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("mpirun noticed that process rank 1 with PID 0 on node a exited on signal 9 (Killed).\n", {1: -9}),
+        ("srun: error: node-b: task 5: Out Of Memory\n", {5: -9}),
+        ("srun: error: node-a: tasks 0-2,6: Terminated\n", {0: -15, 1: -15, 2: -15, 6: -15}),
+        ("srun: error: node-0: task 0: Exited with exit code 3\n", {0: 3}),
+        ("srun: error: node-b: tasks 8-9: Aborted (core dumped)\n", {8: -6, 9: -6}),
+        ("srun: error: node-b: task 2: Segmentation fault (core dumped)\n", {2: -11}),
+        ("  Process name: [[4425,1],1]\n  Exit code:    3\n", {1: 3}),
+        ("  Exit code:    3\n", {}),
+        ("[rank: 1] Child process with PID 19803 terminated with code -9. Forcefully terminating all\n", {1: -9}),
+    ],
+)
+def test_exits_as_other_launchers_tell_them(text: str, wanted: dict[int, int]) -> None:
+    assert exits(text) == wanted
+
+
+def test_who_is_told_to_stop_is_named_where_the_pid_is_known() -> None:
+    text = """
+        2025-10-14 03:00:00,500 INFO setup rank=3 world_size=4 local_rank=3 pid=1813
+        W1130 02:37:05.8 1809 torch/distributed/elastic/x.py:1028] Sending process 1813 closing signal SIGTERM
+        Unable to shutdown process 4712 via 15, forcefully exiting via 9
+    """
+    found = [event for event in events(text) if isinstance(event, Fact)]
+    assert [(event.rank, event.fields) for event in found] == [
+        (3, {"pid": "1813", "signal": "SIGTERM"}),
+        (UNKNOWN_RANK, {"pid": "4712", "signal": "SIGKILL"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "wanted"),
+    [
+        ("2025 INFO setup rank=0 world_size=8 local_rank=0 pid=8323\n", -1, [Joined(1.0, 0, None, 8323, 8)]),
+        ("Initializing distributed: GLOBAL_RANK: 3, MEMBER: 4/8\n", -1, [Joined(1.0, 3, None, None, 8)]),
+        (
+            "node-0:4907:4907 [1] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 1 busId 0 - Init COMPLETE\n"
+            "node-0:4907:4999 [1] NCCL INFO comm 0x6 rank 0 nranks 1 cudaDev 1 busId 0 - Init COMPLETE\n",
+            -1,
+            [Joined(1.0, 1, "node-0", 4907, 2)],
+        ),
+        ("[rank 2] starting training: world_size=4 params=1610\n", 2, [Joined(1.0, 2, None, None, 4)]),
+        ("checkpoint was saved with world_size=16, resuming\n", 2, []),
+    ],
+)
+def test_who_exists(text: str, rank: int, wanted: list[Joined]) -> None:
+    assert [event for event in events(text, rank) if isinstance(event, Joined)] == wanted
+
+
+def test_restarts_count_attempts() -> None:
+    text = """
+        I0213 1 torch/x.py:889] [default] Worker group FAILED. 3/3 attempts left; will restart worker group
+          restart_count=1
+        I0213 1 torch/x.py:889] [default] Worker group FAILED. 2/3 attempts left; will restart worker group
+    """
+    assert [event for event in events(text) if isinstance(event, Attempt)] == [Attempt(1.0, 1), Attempt(1.0, 2)]
