@@ -12,7 +12,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TextIO
 
 import httpx
@@ -23,7 +22,7 @@ from denpexd.clock import Clock, SteadyClock
 from denpexd.core.cadence import Limits
 from denpexd.core.rule import Catalog
 from denpexd.daemon import CollectorLike, Daemon
-from denpexd.errors import SettingsError
+from denpexd.errors import DenpexdError, RuleErrors, SettingsError
 from denpexd.evidence.collect import Collector
 from denpexd.evidence.procs import Processes
 from denpexd.ingest.discover import Discovery
@@ -58,6 +57,11 @@ def load_catalog(settings: Settings) -> Catalog:
     return catalog
 
 
+def make_scanner(catalog: Catalog) -> Scanner:
+    """All log signals compiled into one scanner, with the fastest engine that works here."""
+    return Scanner([s for s in catalog.signals.values() if s.kind == "log"], choose_engine())
+
+
 async def run(
     settings: Settings,
     *,
@@ -68,6 +72,7 @@ async def run(
     collector: CollectorLike | None = None,
     until: Callable[["Daemon"], bool] | None = None,
     listening: Callable[[str], None] | None = None,
+    reread: Callable[[], Settings] | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
@@ -76,7 +81,7 @@ async def run(
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
         catalog = load_catalog(settings)
-        scanner = Scanner([s for s in catalog.signals.values() if s.kind == "log"], choose_engine())
+        scanner = make_scanner(catalog)
         sock = await asyncio.to_thread(bind, settings.web.host, settings.web.port)
         cleanup.callback(sock.close)
         settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
@@ -100,7 +105,7 @@ async def run(
         daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         app = create_app(daemon.view(), token=token, host=settings.web.host)
-        _signals(daemon)
+        _signals(daemon, reread)
         notify = os.environ.get("NOTIFY_SOCKET")
 
         def ready(url: str) -> None:
@@ -136,22 +141,45 @@ async def run(
     return 0
 
 
-def _signals(daemon: Daemon) -> None:
-    """SIGTERM and SIGINT stop in order; a second one at once."""
+def _signals(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
+    """SIGTERM and SIGINT stop in order, a second one at once; SIGHUP takes new rules."""
     loop = asyncio.get_running_loop()
+    reloads: set[asyncio.Task[None]] = set()
 
     def stop() -> None:
         if daemon.stopping.is_set():
             os._exit(130)
         daemon.stopping.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
+    def reload() -> None:
+        task = loop.create_task(_reload(daemon, reread))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop)
-        except (RuntimeError, ValueError):
-            log.debug("not in the main thread: signals are not handled here")
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    except (RuntimeError, ValueError):
+        log.debug("not in the main thread: signals are not handled here")
 
 
-def default_paths(settings: Settings, paths: list[str]) -> list[str]:
-    """Paths of the command line and of the file, made absolute as given."""
-    return [*paths, *settings.paths] or [str(Path.cwd())]
+async def _reload(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
+    """Check configuration and rules; take the rules if all are good, else keep what is in force."""
+
+    def read() -> tuple[Catalog, Scanner]:
+        folders = reread().rules if reread is not None else []
+        catalog, errors = load_rules([shipped_rules(), *folders])
+        if errors:
+            raise RuleErrors(errors)
+        return catalog, make_scanner(catalog)
+
+    try:
+        catalog, scanner = await asyncio.to_thread(read)
+    except DenpexdError as error:
+        daemon.reload_ok = False
+        log.error("reload refused, the former rules stay in force: %s", error)
+        return
+    daemon.pipeline.use(catalog, scanner)
+    daemon.reload_ok = True
+    log.info("%d rules in force; other settings are taken at a restart", len(catalog.rules))

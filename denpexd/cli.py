@@ -245,6 +245,24 @@ def config_show(config: Path | None) -> None:
     click.echo(show(_settings(config, {})), nl=False)
 
 
+@main.group()
+def notify() -> None:
+    """Try the destinations of alerts."""
+
+
+@notify.command(name="test")
+@click.argument("sink", required=False)
+@CONFIG
+def notify_test(sink: str | None, config: Path | None) -> None:
+    """Send a test message through every configured sink, or through SINK only."""
+    from denpexd.sinkcheck import send_test
+
+    results = asyncio.run(send_test(_settings(config, {}), sink))
+    for name, wrong in results:
+        click.echo(f"{name}: {'FAILED: ' + wrong if wrong else 'sent'}")
+    sys.exit(1 if any(wrong for _, wrong in results) else 0)
+
+
 @main.command()
 @click.argument("incident", required=False)
 @click.option("--list", "listing", is_flag=True, help="What can be shown.")

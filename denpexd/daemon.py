@@ -74,6 +74,7 @@ class Daemon:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
+        self.reload_ok = True
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
         self._writing = asyncio.Lock()
@@ -281,4 +282,5 @@ class Daemon:
             incidents_open=dict(open_now),
             fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
             blind=self.blind,
+            config_reload_ok=self.reload_ok,
         )

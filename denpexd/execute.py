@@ -59,13 +59,17 @@ class _Until:
 def run_daemon(config: Path | None, flags: Mapping[str, Any], *, stream: Any, color: bool, until: Any = None) -> int:
     """Load the settings and run the daemon in this process."""
     from denpexd.app import run
-    from denpexd.settings import load
+    from denpexd.settings import Settings, load
 
     settings = load(config, overrides=flags, environ=os.environ)
     if not settings.paths:
         raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c")
     _log_to_stderr(settings.log_level)
-    return asyncio.run(run(settings, stream=stream, color=color, until=until))
+
+    def reread() -> Settings:
+        return load(config, overrides=flags, environ=os.environ)
+
+    return asyncio.run(run(settings, stream=stream, color=color, until=until, reread=reread))
 
 
 def _log_to_stderr(level: str) -> None:

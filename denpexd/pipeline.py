@@ -91,6 +91,14 @@ class Pipeline:
             self.jobs[name] = Job(name, core)
         return self.jobs[name]
 
+    def use(self, catalog: Catalog, scanner: Scanner) -> None:
+        """Other rules from now on, for all jobs."""
+        self.catalog, self.scanner = catalog, scanner
+        for job in self.jobs.values():
+            job.core.use(catalog)
+            for stream in job.streams.values():
+                stream.use(scanner)
+
     def restore(self, journal: Iterable[str], open_verdicts: Sequence[Verdict], now: float) -> None:
         """Take in the journal of the daemon before this one; a damaged line is left out and said."""
         events: dict[str, list[Event]] = {str(v["job"]): [] for v in open_verdicts}

@@ -50,7 +50,7 @@ class Document:
         return RuleError(self.path, line + below, 1 if below else column, why, hint)
 
 
-class _Refused(Exception):  # noqa: N818 - ends the reading of one file, never leaves this module
+class _Refused(Exception):
     def __init__(self, mark: Mark, why: str, hint: str = "") -> None:
         self.mark, self.why, self.hint = mark, why, hint
         super().__init__(why)

@@ -63,18 +63,14 @@ class Correlator:
         world_size: int | None = None,
         limits: cadence.Limits | None = None,
     ) -> None:
-        self.catalog = catalog
         self.limits = limits or cadence.Limits()
         self.job = JobState(job, start_t, world_size=world_size)
         self.now = start_t
         self.incidents: dict[str, Incident] = {}  # "stop" or the id of a degradation
         self.fingerprints: dict[str, int] = {}
         self.suspected = 0
-        self._intake = Intake(catalog, self.job)
-        self._below = superseded(catalog.rules)
-        self._by_signal, self._by_fact, self._timed = _index(catalog)
+        self.use(catalog)
         self._dirty: set[str] = set()
-        self._live: dict[str, Candidate] = {}
         self._stops = 0
         self._news_t = float("-inf")
         self._looks = 0
@@ -82,6 +78,14 @@ class Correlator:
         self._matched_since: dict[str, float] = {}
         self._adopted: dict[str, Mapping[str, object]] = {}
         self._ending = False
+
+    def use(self, catalog: Catalog) -> None:
+        """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
+        self.catalog = catalog
+        self._intake = Intake(catalog, self.job)
+        self._below = superseded(catalog.rules)
+        self._by_signal, self._by_fact, self._timed = _index(catalog)
+        self._live: dict[str, Candidate] = {}
 
     def finish(self, now: float) -> list[Output]:
         """Nothing more will be observed: what is explained but has not settled is said now."""

@@ -68,6 +68,10 @@ class Stream:
             return self._interleaved
         return self.rank == UNKNOWN_RANK or len(self._prefixes.ranks | {self.rank}) > 1
 
+    def use(self, scanner: Scanner) -> None:
+        """Look for other signals from the next chunk on."""
+        self._scanner = scanner
+
     def feed(self, t: float, offset: int, data: bytes, *, history: bool = False) -> list[Event]:
         """The events of bytes that stand at `offset` and were read at `t`; a gap before them ends the open line."""
         before = self.flush(t) if self._next >= 0 and offset != self._next else []

@@ -6,12 +6,12 @@ that people see in the report are then those of the log.
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-_MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _MON = rf"(?P<name>{'|'.join(_MONTHS)})[a-z]*"
 _CLOCK = r"(?P<h>[01]\d|2[0-3]):(?P<m>[0-5]\d):(?P<s>[0-5]\d|60)(?P<f>[.,]\d{1,9})?"
 _ZONE = r"(?: ?(?P<zone>Z|UTC|GMT|[+-]\d\d:?\d\d))?(?![\d:])"
@@ -26,7 +26,7 @@ _FORMS = tuple(
         rf"{_FREE}(?P<Y>\d{{4}})[-/](?P<M>\d\d)[-/](?P<D>\d\d)[T _]{{1,2}}{_CLOCK}{_ZONE}",
         rf"(?<!\w)[IWEFDC](?P<M>1[0-2]|0?[1-9])(?P<D>0[1-9]|[12]\d|3[01]) {_CLOCK}",
         rf"{_JSON_KEY}(?P<epoch>1\d{{9}}(?:\d{{3}}|\d{{6}}|\d{{9}})?(?:\.\d+)?)\b",
-        rf"\b(?:ts|time|timestamp)=\"?(?P<epoch>1\d{{9}}(?:\d{{3}})?(?:\.\d+)?)\b",
+        r"\b(?:ts|time|timestamp)=\"?(?P<epoch>1\d{9}(?:\d{3})?(?:\.\d+)?)\b",
         rf"{_FREE}(?P<A>\d\d)/(?P<B>\d\d)/(?P<Y>\d{{4}}),? {_CLOCK}(?: ?(?P<half>[AP]M))?",
         rf"\[(?P<A>\d\d)/(?P<B>\d\d)/(?P<y>\d\d) {_CLOCK}\]",
         rf"{_FREE}(?P<y>[23]\d)/(?P<M>\d\d)/(?P<D>\d\d) {_CLOCK}",
@@ -94,11 +94,9 @@ def _stamp(part: dict[str, str | None]) -> Stamp | None:
     if part.get("half"):
         exact += (part["half"] == "PM") * 43200.0 - (seconds >= 43200) * 43200.0
     if month is not None and not _exists(year or 2000, month, day):
-        return (
-            None
-            if slashes is None or not _exists(year or 2000, day, month)
-            else Stamp(exact, year, day, month, slashes)
-        )
+        if slashes is None or not _exists(year or 2000, day, month):
+            return None
+        month, day = day, month
     if zone := part.get("zone"):
         exact -= _zone(zone)
     return Stamp(exact, year, month, day, slashes)

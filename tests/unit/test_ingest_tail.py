@@ -204,6 +204,16 @@ def test_truncation_with_an_equal_end_is_noticed_by_the_beginning(log: Path, fil
     assert follower.events == ["truncated"]
 
 
+def test_truncation_with_an_equal_beginning_is_noticed_by_the_end(log: Path, files: OpenFiles) -> None:
+    banner = b"the same banner at each start\n" * 10
+    append(log, banner + b"one\n")
+    follower = Follower(log, files)
+    follower.new()
+    log.write_bytes(banner + b"two\n")
+    assert follower.new() == banner + b"two\n"
+    assert follower.events == ["truncated"]
+
+
 def test_truncation_during_a_backlog(log: Path, files: OpenFiles) -> None:
     append(log, b"old line\n" * 10_000)
     follower = Follower(log, files, history=True)
@@ -212,6 +222,7 @@ def test_truncation_during_a_backlog(log: Path, files: OpenFiles) -> None:
     append(log, b"ERR\n")
     assert follower.new() == b"ERR\n"
     assert follower.tail.lag == 0
+    assert follower.tail.lost == 90_000 - 4096
     assert not follower.reads[-1].history
 
 
@@ -300,6 +311,23 @@ def test_a_reused_inode_is_not_taken_for_the_old_file(log: Path, files: OpenFile
             break
         log.rename(log.with_name(f"spare{number}"))
     assert follower.new() == b"two, and longer than before\n"
+
+
+def test_a_neighbour_with_the_reused_inode_is_not_read_in_its_place(log: Path, files: OpenFiles) -> None:
+    append(log, b"one\n")
+    follower = Follower(log, files)
+    follower.new()
+    inode = log.stat().st_ino
+    os.close(follower.tail.take_descriptor())
+    log.unlink()
+    for number in range(50):
+        neighbour = log.with_name(f"r{number + 1}.log")
+        append(neighbour, b"not one, but the neighbour\n")
+        if neighbour.stat().st_ino == inode:
+            break
+    append(log, b"two\n")
+    assert follower.new() == b"two\n"
+    assert follower.events == ["replaced"]
 
 
 def test_a_moved_folder_is_followed_through_the_descriptor(tmp_path: Path, files: OpenFiles) -> None:

@@ -1,0 +1,128 @@
+"""Logs that nobody writes to any more: found, opened and judged usable, for `diagnose`.
+
+Files, folders, globs and templates as the daemon takes them, and besides: gzip files given by name, and "-" for a
+stream. What cannot be used is said at once, unless it is one of many files of a folder.
+"""
+
+import gzip
+import logging
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from denpexd.core.events import UNKNOWN_RANK
+from denpexd.errors import SourceError
+from denpexd.ingest.discover import Discovery, Found
+from denpexd.ingest.layouts import rank_of
+from denpexd.ingest.patterns import is_magic
+
+log = logging.getLogger(__name__)
+
+STDIN = "-"
+_SAMPLE = 8 << 10
+_MOST_NULS = 0.01
+_HOW = "give log files, folders that hold *.log, *.out or *.err files, globs, or - for standard input"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One finished log. `changed`: Unix time of its last write, None for a stream; `size` in bytes as it lies there.
+
+    `named`: a person gave its very path.
+    """
+
+    found: Found
+    changed: float | None = None
+    named: bool = False
+    size: int = 0
+    stream: BinaryIO | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[tuple[BinaryIO, int]]:
+        """The log as a seekable file, and its size in bytes. SourceError if it cannot be read or is no text."""
+        with self._opened() as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            sample = file.read(_SAMPLE).lstrip(b"\0")  # a truncated file begins with a hole
+            if sample.count(b"\0") > _MOST_NULS * len(sample):
+                raise SourceError(f"{self.found.path}: is not a text log (binary content); {_HOW}")
+            file.seek(0)
+            yield file, size
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        path = self.found.path
+        try:
+            if self.stream is None and path.suffix != ".gz":
+                with path.open("rb") as file:
+                    yield file
+                return
+            with tempfile.TemporaryFile() as copy:
+                if self.stream is not None:
+                    shutil.copyfileobj(self.stream, copy)
+                else:
+                    with gzip.open(path) as packed:
+                        shutil.copyfileobj(packed, copy)
+                yield copy
+        except (OSError, EOFError, zlib.error) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise SourceError(f"{path}: cannot be read: {why}") from error
+
+
+def find(paths: Sequence[str], stdin: BinaryIO) -> list[Finished]:
+    """All logs that `paths` name. SourceError: nothing there, or a path that names nothing."""
+    streams = (
+        [Finished(Found(Path("stdin"), "stdin", UNKNOWN_RANK, None, "", False), stream=stdin)] if STDIN in paths else []
+    )
+    packed = [path for path in paths if path.endswith(".gz")]
+    plain = [path for path in paths if path != STDIN and path not in packed]
+    for path in (*plain, *packed):
+        if not is_magic(path) and not Path(path).expanduser().exists():
+            raise SourceError(f"{path}: no such file or folder; {_HOW}")
+    named = {Path(path).expanduser().absolute() for path in paths}
+    logs = [_finished(found, named) for found in (*_discover(plain), *_packed(packed))]
+    if not logs and not streams:
+        raise SourceError(f"{', '.join(paths)}: no log files found there; {_HOW}")
+    return logs + streams
+
+
+def _discover(paths: Sequence[str]) -> list[Found]:
+    if not paths:
+        return []
+    files = [Path(path).expanduser().absolute() for path in paths]
+    if len(files) > 1 and all(path.is_file() for path in files):
+        # A list of files, as a shell makes it of a glob, is one job, unless two of them claim the same rank.
+        name = Path(os.path.commonpath([path.parent for path in files])).name
+        found = Discovery(paths, name or None).scan()
+        if not any("is claimed in" in each.note for each in found):
+            return found
+    discovery = Discovery(paths, None)
+    found = discovery.scan()
+    if not found and discovery.errors:
+        raise SourceError(f"{'; '.join(discovery.errors)}. To use it here: {_HOW}")
+    return found
+
+
+def _packed(paths: Sequence[str]) -> list[Found]:
+    """Gzip files by name: their rank is that of the name without its suffix."""
+    found = []
+    for path in paths:
+        full = Path(path).expanduser().absolute()
+        layout = rank_of(str(full).removesuffix(".gz"), str(full.parent))
+        each = Found(full, full.parent.name, UNKNOWN_RANK, layout.attempt, layout.stream, layout.local)
+        found.append(each if layout.siblings else replace(each, rank=layout.rank))
+    return found
+
+
+def _finished(found: Found, named: Collection[Path]) -> Finished:
+    try:
+        info = found.path.stat()
+    except OSError:
+        return Finished(found, None, found.path in named)
+    return Finished(found, info.st_mtime, found.path in named, info.st_size)
