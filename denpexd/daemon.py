@@ -11,10 +11,10 @@ from denpexd.core.events import Event, Want
 from denpexd.errors import StateError
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Delivery, plan
+from denpexd.notify.policy import Delivery, Sent, plan
 from denpexd.notify.redact import redact_verdict
 from denpexd.notify.sinks import filters
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Change, Outcome, Pipeline
 from denpexd.reader import Reader
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
@@ -182,14 +182,25 @@ class Daemon:
         for change in changes:
             self._remember(change.verdict)
         if changes:
-            deliveries = [d for c in changes for d in plan(c, self._sinks, self.store.sent(str(c.verdict["key"])))]
-            await self._commit([c.verdict for c in changes], deliveries)
+            await self._commit([c.verdict for c in changes], self._plan(changes))
             self.deliverer.wake()
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:
                 task = asyncio.create_task(self._look(job, want), name="look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
+
+    def _plan(self, changes: Sequence[Change]) -> list[Delivery]:
+        """Messages for all changes of a batch, each knowing what the ones before it will have said."""
+        deliveries: list[Delivery] = []
+        told: dict[str, dict[str, Sent]] = {}
+        for change in changes:
+            key = str(change.verdict["key"])
+            sent = told.setdefault(key, self.store.sent(key))
+            planned = plan(change, self._sinks, sent)
+            sent.update({d.sink: Sent(d.revision, d.event) for d in planned})
+            deliveries += planned
+        return deliveries
 
     async def _commit(self, incidents: Sequence[Verdict] = (), deliveries: Sequence[Delivery] = ()) -> None:
         """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing."""

@@ -77,19 +77,18 @@ def find(incident: str | None) -> Show:
 async def play(incident: str | None, *, speed: float, keep: bool, color: bool) -> int:
     """Play it `speed` times faster than it happened; 0 if the daemon said what was expected, 1 if not.
 
-    `keep` leaves the daemon and its console running until SIGINT or SIGTERM.
+    `keep` leaves the daemon and its console running until SIGINT or SIGTERM. 130: ended by a signal before the end.
     """
     from denpexd.app import run
 
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise SettingsError(f"--speed is between {SPEEDS[0]:g} and {SPEEDS[1]:g}, not {speed:g}")
-    show, clock, console = find(incident), FastClock(speed), io.StringIO()
+    show, clock, console, over = find(incident), FastClock(speed), io.StringIO(), asyncio.Event()
+    address: asyncio.Queue[str] = asyncio.Queue()
     with _direct(), tempfile.TemporaryDirectory(prefix="denpexd-demo-") as folder:
         async with Receiver() as receiver:
             playback = Playback(show.recording, Path(folder) / "logs", clock)
             collector = RecordedCollector(playback, clock)
-            address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            over = asyncio.Event()
             daemon = asyncio.create_task(
                 run(
                     _settings(Path(folder), playback.prepare(), receiver.url),
@@ -98,27 +97,33 @@ async def play(incident: str | None, *, speed: float, keep: bool, color: bool) -
                     clock=clock,
                     collector=collector,
                     until=lambda _: over.is_set(),
-                    listening=address.set_result,
+                    listening=address.put_nowait,
                 )
             )
-            screen = Screen(sys.stdout, color=color)
-            stage = _Stage(show, clock, speed, playback, collector, receiver, console, screen)
-            story = asyncio.create_task(stage.tell(address, Path(folder)))
-            try:
-                await asyncio.wait({daemon, story}, return_when=asyncio.FIRST_COMPLETED)
-                if not story.done():
-                    await daemon  # an error of its own, or somebody pressed Ctrl-C
-                    return 130
-                code = await story
-                if keep:
-                    screen.kept()
-                    clock.run_at(1.0)
-                    await daemon
-                return code
-            finally:
-                over.set()
-                story.cancel()
-                await asyncio.gather(daemon, story, return_exceptions=True)
+            stage = _Stage(show, clock, speed, playback, collector, receiver, console, Screen(sys.stdout, color=color))
+            story = asyncio.create_task(stage.tell(address, Path(folder), keep=keep))
+            return await _both(daemon, story, over, keep=keep)
+
+
+async def _both(daemon: "asyncio.Task[int]", story: "asyncio.Task[int]", over: asyncio.Event, *, keep: bool) -> int:
+    """Wait for the end of the story, or of the daemon where that comes first: its own error, or a signal."""
+    try:
+        await asyncio.wait({daemon, story}, return_when=asyncio.FIRST_COMPLETED)
+        if daemon.done():
+            await daemon
+            return 130
+        try:
+            code = await story
+        except httpx.TransportError:  # it stops answering while it stops
+            await daemon
+            return 130
+        if keep:
+            await daemon
+        return code
+    finally:
+        over.set()
+        story.cancel()
+        await asyncio.gather(daemon, story, return_exceptions=True)
 
 
 class _Stage:
@@ -141,11 +146,11 @@ class _Stage:
         self._shown = 0
         self._alarmed_at: float | None = None
 
-    async def tell(self, address: asyncio.Future[str], folder: Path) -> int:
-        """The whole evening; the exit code."""
+    async def tell(self, address: asyncio.Queue[str], folder: Path, *, keep: bool) -> int:
+        """Everything from the title to the end; the exit code. `keep`: the daemon goes on, in real time."""
         show, screen = self._show, self._screen
         screen.title(show.name, show.title)
-        async with httpx.AsyncClient(base_url=await address, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=await address.get(), trust_env=False, timeout=60.0) as client:
             pace = f"{self._speed:g} times faster" + (", long pauses shortened" if show.shortened else "")
             ranks = show.recording.world_size or 0
             screen.places(f"{ranks} ranks, {show.origin} ({show.stack}), {pace}", folder, str(client.base_url))
@@ -156,7 +161,11 @@ class _Stage:
             finally:
                 job.cancel()
             await job
-            return await self._sum_up(client)
+            code = await self._sum_up(client)
+        if keep:
+            self._clock.run_at(1.0)
+            self._screen.kept()
+        return code
 
     async def _ready(self, client: httpx.AsyncClient) -> None:
         while (await client.get("readyz")).status_code != httpx.codes.OK:

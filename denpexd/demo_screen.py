@@ -66,9 +66,9 @@ class Screen:
 
     def row(self, t: float, job: Mapping[str, Any] | None, wants: Sequence[Want]) -> None:
         """The ranks now, one letter each, and what the daemon has just asked for; nothing before there are ranks."""
-        ranks = job["ranks"] if job else []
-        if not ranks:
+        if job is None or not job["ranks"]:
             return
+        ranks = job["ranks"]
         grid = "".join(self._paint(*STATES[rank["state"]]) for rank in ranks)
         silent = [rank["silent_for"] for rank in ranks if rank["silent_for"] is not None]
         facts = []
@@ -77,7 +77,7 @@ class Screen:
         if job["phase"]:
             facts.append(str(job["phase"]))
         if silent and min(silent) >= 1.0:
-            facts.append(f"last line {min(silent):.0f} s ago")
+            facts.append(f"last line {min(silent):2.0f} s ago")
         text = f"  {t:5.0f} s  {grid}{' ' * max(1, 10 - len(ranks))}{'  '.join(facts)}"
         if wants:
             kinds = " and ".join(sorted({"stacks" if want.kind == "stacks" else "processes" for want in wants}))
@@ -85,11 +85,11 @@ class Screen:
         self._line(text)
 
     def report(self, text: str) -> None:
-        """What the console sink printed; of a correction only the beginning, the rest was on the screen before."""
+        """What the console sink printed; of an update only the beginning, the rest was on the screen before."""
         self._line()
         lines = text.rstrip("\n").split("\n")
         if self._reported:
-            self._line(self._paint("Corrected:", "1"))
+            self._line(self._paint("Updated:", "1"))
             lines = lines[: next((n for n, line in enumerate(lines) if REST in line), len(lines))]
         self._reported = True
         self._line("\n".join(lines).rstrip("\n"))

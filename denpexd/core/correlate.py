@@ -110,6 +110,7 @@ class Correlator:
                 del self.incidents[slot]
                 continue
             incident.key, incident.revision = str(known["key"]), _revision(known)
+            incident.opened_t = float(str(known["opened_t"]))
         self._stops = max(self._stops, 1)
         self.now = max(self.now, now)
         self.feed([Blind(now, now)])

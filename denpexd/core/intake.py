@@ -18,6 +18,8 @@ from denpexd.core.state import (
 )
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
+_SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
+MAX_RANKS = 1_000_000  # larger numbers are no ranks, whatever a line says
 EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
 
 
@@ -48,6 +50,8 @@ class Intake:
         state = self.job.rank(event.rank)
         state.printed = True
         state.last_t = max(state.last_t, event.t)
+        if "actor" in event.fields and event.fields.get("pid", "").isdigit() and state.pid is None:
+            state.pid = int(event.fields["pid"])  # Ray's prefix names the process that wrote the line
         if signal.role == "progress":
             self._progress(state, event)
             return
@@ -89,7 +93,8 @@ class Intake:
         if signal.about is None:
             return (event.rank,)
         named = event.fields.get(signal.about, "")
-        return [int(part) for part in named.replace(",", " ").split() if part.isdigit()]
+        numbers = [_number(part) for part in named.replace(",", " ").split()]
+        return [rank for rank in numbers if rank is not None and 0 <= rank < MAX_RANKS]
 
     def _reported(self, state: RankState, signal: Signal, evidence: Evidence) -> None:
         if state.reported is None:
@@ -102,8 +107,8 @@ class Intake:
         fields = event.fields
         if fields.get("op") or "enq" in fields or "done" in fields:
             self._collective(state, fields.get("pg") or "0", fields, evidence)
-        if "batches" in fields:
-            state.batches = int(fields["batches"])
+        if (batches := _number(fields.get("batches"))) is not None:
+            state.batches = batches
         if "metric" in fields and "value" in fields:
             self._metric(state, fields["metric"], fields["value"], fields.get("epoch"), evidence)
 
@@ -240,11 +245,14 @@ class Intake:
         return True
 
     def fact(self, event: Fact) -> None:
-        state = self.job.rank(event.rank)
         fields, name = event.fields, event.name
+        rank = self._by_pid(fields["pid"]) if event.rank == UNKNOWN_RANK and "pid" in fields else event.rank
+        state = self.job.rank(rank)
         if name == "launcher_killing":
-            state.killing.add(fields.get("signal", "15"))
+            state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
             return
+        if name == "oom_killed" and rank == UNKNOWN_RANK:
+            return  # somebody else's process
         if name in ("running", "resumed"):
             state.looked_at = True
             state.states.pop("frozen", None)
@@ -259,13 +267,18 @@ class Intake:
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
         kind = "launcher" if name.startswith("launcher") else "process"
         state.states[key] = Evidence(
-            event.rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq
+            rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq
         )
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
 
+    def _by_pid(self, pid: str) -> int:
+        """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
+        known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
+        return known[0] if len(known) == 1 else UNKNOWN_RANK
+
     def joined(self, event: Joined) -> None:
-        if event.world_size is not None and event.world_size < 1_000_000:
+        if event.world_size is not None and event.world_size < MAX_RANKS:
             self.job.world_size = max(self.job.world_size or 0, event.world_size)
         if event.rank >= 0:
             state = self.job.rank(event.rank)
@@ -283,11 +296,11 @@ class Intake:
 
 
 def _number(text: str | None) -> int | None:
-    """'12,345' -> 12345; anything else -> None."""
+    """'12,345' -> 12345; anything else, and what no counter can be, -> None."""
     if not text:
         return None
     digits = text.replace(",", "").replace("_", "")
-    return int(digits) if digits.lstrip("-").isdigit() else None
+    return int(digits) if len(digits) < 19 and digits.removeprefix("-").isdecimal() else None
 
 
 def _same(a: Frames, b: Frames) -> bool:

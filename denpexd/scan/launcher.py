@@ -22,6 +22,8 @@ PATTERNS = {
     "killing": r"(?:Sending process|Closing process|Killing subprocess) (?P<pid>\d+)(?: (?:closing signal|via signal)"
     r" (?:Signals\.)?(?P<signal>\w+))?",
     "forcing": r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via (?:Signals\.)?(?P<signal>\w+)",
+    "oom_kill": r"[Oo]ut of memory: Killed process (?P<pid>\d+)|oom-kill:.*\bpid=(?P<pid_kernel>\d+)"
+    r"|pid=(?P<pid_ray>\d+), memory used=[\d.]+[KMGT]i?B\) was running",
     "restart": r"Worker group \w+\. (?P<left>\d+)/(?P<most>\d+) attempts left; will restart worker group",
     "new_nodes": r"Detected \d+ new nodes from group_rank=\d+; will restart worker group",
     "restart_count": r"restart_count=(?P<count>\d+)",
@@ -104,6 +106,10 @@ class LauncherReader:
                 return [Exit(t, rank, int(groups["code"]), "launcher")]
             case "killing" | "forcing":
                 return [self._killing(groups, line, t, offset, history)]
+            case "oom_kill":
+                pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_ray") if groups.get(g))
+                rank = self.ranks.get(int(pid), UNKNOWN_RANK)
+                return [Fact(t, rank, "oom_killed", {"pid": pid}, self.source, offset, line.text, history)]
             case "restart" | "new_nodes" | "restart_count":
                 return self._restart(name, groups, t)
             case "world" | "member" | "nccl":

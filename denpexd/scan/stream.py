@@ -21,6 +21,7 @@ _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
 _BACK = 2 << 10
 _PARTIAL_IDLE = 1.0
+_RAY_SYSTEM = ("raylet", "gcs_server", "autoscaler")
 
 
 class Stream:
@@ -239,7 +240,8 @@ class Stream:
             return
         if partial:
             self._seen[signal.id] = captured
-        rank = UNKNOWN_RANK if not latest and is_launcher_line(line.text) else line.rank
+        system = line.fields.get("actor") in _RAY_SYSTEM or is_launcher_line(line.text)
+        rank = UNKNOWN_RANK if not latest and system else line.rank
         fields = {**line.fields, **captured}
         handled = signal.role not in ("progress", "phase") and "value" not in captured and is_handled(line.text)
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)

@@ -1,0 +1,152 @@
+"""The verdict as it is told: texts filled in, evidence chosen, what is unknown said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from denpexd.catalog.load import load
+from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, is_hang, missing, verdict
+from denpexd.core.incident import Incident
+from denpexd.core.match import Candidate
+from denpexd.core.state import Evidence, JobState
+
+ROOT = Path(__file__).parents[2]
+TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
+
+
+def evidence(
+    rank: int = 1, t: float = 10.0, text: str = "bad magic", means: str = "the file cannot be read"
+) -> Evidence:
+    return Evidence(rank, "log", f"rank{rank}.log", 77, t, text, means)
+
+
+def found(rule: str = "bad-file", *evidence_: Evidence, **changes: Any) -> Candidate:
+    roles = {"evaluating": (1,), "waiting": (0, 2, 3)}
+    known = Candidate(TINY.rules[rule], (1,), (0, 2), evidence_ or (evidence(),), roles, "likely", 10.0, 5, fatal=True)
+    return replace(known, **changes)
+
+
+@pytest.fixture
+def job() -> JobState:
+    """Ranks 0 to 2 of four were heard; training stood still at 8 s."""
+    state = JobState("run-7", 0.0, attempt=1, world_size=4, moved_t=8.0)
+    for rank in range(3):
+        state.rank(rank).printed = True
+        state.rank(rank).step = 40 + rank
+    state.rank(1).node = "n1"
+    return state
+
+
+def told(c: Candidate, job: JobState, now: float = 20.0, **changes: Any) -> dict[str, Any]:
+    incident = Incident("run-7-a1-1-x", 12.0, c, 1, alternatives=[("any-error", "explained")], **changes)
+    return verdict(incident, job, now, event="opened", state="open")
+
+
+def test_texts_name_the_ranks_and_leave_other_braces_alone(job: JobState) -> None:
+    said = told(found(), job)
+    assert said["quick_answer"] == "Rank 1 read a broken file; rank 0,2 waits, rank 3 is unknown."
+    assert said["remediation"] == [
+        {"do": "check the file of rank 1", "risk": "read-only", "command": "check 1 ${HOME}"},
+        {"do": "restart", "risk": "restart"},
+    ]
+
+
+def test_texts_name_the_ranks_of_a_role(job: JobState) -> None:
+    assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, rank 0,2-3 waits."
+
+
+def test_ranks_that_are_not_known_are_called_unknown(job: JobState) -> None:
+    said = told(found(initiating=(), collateral=()), job)
+    assert said["quick_answer"].startswith("Rank unknown read")
+    assert said["summary"].startswith("A file is broken: no rank can be named as the one that started it of 4.")
+
+
+def test_the_summary_says_who_when_and_how_long(job: JobState) -> None:
+    assert told(found(), job)["summary"] == (
+        "A file is broken: rank 1 of 4. Rank 0,2 only wait or fail as a consequence. Last step seen: 42. "
+        "No progress for 12 s."
+    )
+    alone = told(found(collateral=(2,)), job, found_at_start=True)["summary"]
+    assert "Rank 2 only waits or fails as a consequence." in alone
+    assert alone.endswith("Found in the logs when denpexd started.")
+
+
+def test_the_verdict_has_its_bookkeeping(job: JobState) -> None:
+    said = told(found(), job, now=20.00049, revision=3)
+    assert (said["key"], said["job"], said["attempt"], said["revision"]) == ("run-7-a1-1-x", "run-7", 1, 3)
+    assert (said["opened_t"], said["updated_t"], said["event"], said["state"]) == (12.0, 20.0, "opened", "open")
+    assert (said["initiating_ranks"], said["collateral_ranks"], said["unheard_ranks"]) == ([1], [0, 2], [3])
+    assert (said["nodes"], said["step"]) == ({"1": "n1"}, 42)
+    assert said["alternatives"] == [{"failure": "any-error", "why_not": "explained"}]
+
+
+def test_the_verdict_is_json_and_as_published(job: JobState) -> None:
+    said = told(found(), job)
+    assert json.loads(json.dumps(said)) == said
+    schema = json.loads((ROOT / "docs" / "verdict.schema.json").read_text())
+    jsonschema.validate(said, schema)
+
+
+def test_the_same_words_are_quoted_once_and_no_meaning_more_than_four_times(job: JobState) -> None:
+    same = [evidence() for _ in range(3)]
+    many = [evidence(rank, text="lost", means="it lost a peer") for rank in range(9)]
+    quoted = told(found("bad-file", *same, *many), job)["evidence"]
+    assert [(q["rank"], q["text"]) for q in quoted] == [(1, "bad magic"), *((r, "lost") for r in range(4))]
+
+
+def test_the_number_and_length_of_quotes_are_bounded(job: JobState) -> None:
+    many = [evidence(text="x" * 9999, means=f"it means {n}") for n in range(40)]
+    quoted = told(found("bad-file", *many), job)["evidence"]
+    assert len(quoted) == MAX_EVIDENCE
+    assert {len(q["text"]) for q in quoted} == {MAX_TEXT}
+    assert quoted[0].keys() == {"rank", "source", "offset", "t", "text", "means"}
+
+
+def test_what_is_missing_is_asked_for_only_while_the_verdict_is_not_confirmed(job: JobState) -> None:
+    asked = missing(found("any-error"), job, [], lambda text: text.replace("{initiating}", "1"))
+    assert asked == [{"fact": "what rank 1 printed", "how": "look at its log"}]
+    assert missing(found("any-error", certainty="confirmed"), job, [], str) == []
+
+
+def test_unheard_ranks_are_asked_for_where_sets_of_ranks_matter(job: JobState) -> None:
+    asked = told(found("lonely-eval"), job)["missing"]
+    assert {"fact": "anything from rank 3", "how": "give denpexd the logs of rank 3, or run it on their node"} in asked
+    assert told(found("bad-file"), job)["missing"] == []
+
+
+def test_evidence_that_could_not_be_had_is_told_once_with_its_remedy(job: JobState) -> None:
+    for rank in range(3):
+        job.rank(rank).states["unavailable stacks"] = evidence(rank, text="not permitted", means="grant SYS_PTRACE")
+    assert told(found("bad-file"), job)["missing"] == [
+        {"fact": "evidence that could not be collected: not permitted", "how": "grant SYS_PTRACE"}
+    ]
+
+
+def test_a_launcher_that_names_another_rank_speaks_against_it_and_is_called_worthless(job: JobState) -> None:
+    job.rank(2).states["launcher_root"] = evidence(2)
+    (said,) = against(found(), job)
+    assert "names rank 2 as root cause" in said
+    assert "proves nothing in a hang" in said
+    assert against(found(initiating=(2,)), job) == []
+    assert against(found(initiating=()), job) == []
+
+
+def test_an_initiator_that_had_reported_a_lost_peer_speaks_against_it(job: JobState) -> None:
+    job.rank(1).reported = evidence(1, t=8.0, text="peer was lost")
+    assert against(found(), job) == ["rank 1 had already reported a failed peer: peer was lost"]
+    job.rank(1).reported = evidence(1, t=9.5)
+    assert against(found(), job) == []
+
+
+def test_a_hang_is_a_hang_also_when_it_ended_in_timeouts(job: JobState) -> None:
+    assert is_hang(found("lonely-eval"), job)
+    assert not is_hang(found("bad-file"), job)
+    waited = replace(TINY.rules["lonely-eval"], entry=TINY.rules["bad-file"].entry)
+    assert not is_hang(replace(found(), rule=waited), job)
+    job.rank(0).states["timeout"] = evidence(0)
+    assert is_hang(replace(found(), rule=waited), job)
+    assert not is_hang(found("drift"), job)
