@@ -15,7 +15,7 @@ from pathlib import Path
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.ingest.layouts import Layout, counts_ranks, is_leader, rank_of
-from denpexd.ingest.patterns import Match, Template, Walk, is_magic
+from denpexd.ingest.patterns import Mark, Match, Template, Walk, is_magic, mark
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ _BINARY = re.compile(
 _LOG = re.compile(r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$", re.IGNORECASE)
 _TEXT = re.compile(r"^[^.]*$|\.txt$", re.IGNORECASE)
 _OURS = re.compile(r"log|out|err|train|console", re.IGNORECASE)
+_FULL = 16  # every so many scans look at everything, even if no folder seems to have changed
 _NOT_LOGS = {"filtered_stdout.log", "filtered_stderr.log", "requirements.txt", "CMakeLists.txt"}
 
 
@@ -72,6 +73,9 @@ class Discovery:
         self._templates = {text: Template(self._bound(text)) for text in magic}
         self._layouts: dict[tuple[str, str], Layout] = {}
         self._said: set[str] = set()
+        self._scans, self._settled = 0, False
+        self._marks: dict[str, Mark] = {}
+        self._result: list[Found] = []
         self.errors: list[str] = []
         self.skipped = 0  # files left out by their name in the last scan (archives, checkpoints, ...)
 
@@ -80,12 +84,29 @@ class Discovery:
 
     def scan(self) -> list[Found]:
         """All log files there are now, by path; the same file under two names only once."""
+        self._scans += 1
+        if self._settled and self._scans % _FULL and all(mark(path) == seen for path, seen in self._marks.items()):
+            return list(self._result)
         self.errors, self.skipped = [], 0
+        walk = Walk(self._say)
+        sources = self._sources(walk)
+        if len(sources) > self._limit:
+            self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
+        current = self._without_earlier_runs(sources[: self._limit])
+        notes = self._ambiguous(current)
+        self._said.intersection_update(self.errors)
+        # Settled after two equal looks: one time stamp of a folder can cover a change before and one after a look.
+        plain = not walk.links and len(current) == len(sources) and not notes
+        self._settled, self._marks = plain and walk.marks == self._marks, walk.marks
+        self._result = [_found(source, notes.get(source.path, "")) for source in current]
+        return list(self._result)
+
+    def _sources(self, walk: Walk) -> list[_Source]:
         known, self._layouts = self._layouts, {}
         chosen: dict[tuple[int, int], _Source] = {}
         for text in self._paths:
             nothing = True
-            for match, root, template in self._expand(text):
+            for match, root, template in self._expand(walk, text):
                 nothing = False
                 source = self._source(match, root, template, known)
                 other = chosen.get(match.identity)
@@ -93,13 +114,7 @@ class Discovery:
                     chosen[match.identity] = source
             if nothing:
                 self._say(text, "no log file there yet: waiting for one")
-        sources = sorted(chosen.values(), key=lambda source: source.path)
-        if len(sources) > self._limit:
-            self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
-        sources = self._without_earlier_runs(sources[: self._limit])
-        notes = self._ambiguous(sources)
-        self._said.intersection_update(self.errors)
-        return [_found(source, notes.get(source.path, "")) for source in sources]
+        return sorted(chosen.values(), key=lambda source: source.path)
 
     def _say(self, what: str, why: str) -> None:
         text = f"{what}: {why}"
@@ -109,8 +124,8 @@ class Discovery:
             self._said.add(text)
             log.warning("%s", text)
 
-    def _expand(self, text: str) -> Iterator[tuple[Match, str, Template | None]]:
-        walk, path = Walk(self._say), Path(text)
+    def _expand(self, walk: Walk, text: str) -> Iterator[tuple[Match, str, Template | None]]:
+        path = Path(text)
         if path.is_dir():
             for match in walk.tree(text, self._looks_like_a_log):
                 yield match, text, None

@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -71,15 +72,15 @@ class OpenFiles:
         return bool(victims)
 
     def _victims(self, limit: int) -> list[int]:
-        taken = []
-        for key, other in list(self._open.items()):
-            if len(self._open) <= limit:
-                break
-            if not other.busy:
-                del self._open[key]
-                taken.append(other.take_descriptor())
-        self.evictions += len(taken)
-        return taken
+        excess = len(self._open) - limit
+        if excess <= 0:
+            return []
+        chosen = [key for key, other in self._open.items() if not other.busy][:excess] if excess > 1 else self._oldest()
+        self.evictions += len(chosen)
+        return [self._open.pop(key).take_descriptor() for key in chosen]
+
+    def _oldest(self) -> list[int]:
+        return [key for key in islice(self._open, 8) if not self._open[key].busy][:1]
 
     @staticmethod
     def _close(descriptors: list[int]) -> None:

@@ -18,6 +18,9 @@ _TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]/]*\]|\{[^{}/]*\}|[^*?\[{]+|.")
 _MAGIC = re.compile(r"[*?\[{]")
 
 
+Mark = tuple[int, int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """A regular file that a pattern names; `identity` is device and inode, `link` whether the name is a link."""
@@ -84,10 +87,16 @@ class Template:
 
 
 class Walk:
-    """Expands patterns. `problem` is told (path, why) for every folder or file that should be readable and is not."""
+    """Expands patterns. `problem` is told (path, why) for every folder or file that should be readable and is not.
+
+    `marks`: what the outcome rests on, as `mark` saw it; while all of them stay, another walk would find the same
+    (unless `links` were met: what they lead to is not marked).
+    """
 
     def __init__(self, problem: Callable[[str, str], None]) -> None:
         self._problem = problem
+        self.marks: dict[str, Mark] = {}
+        self.links = False
 
     def files(self, template: Template) -> Iterator[Match]:
         """Every regular file that the template names, each folder visited once."""
@@ -95,6 +104,7 @@ class Walk:
 
     def file(self, path: str) -> Iterator[Match]:
         """The file itself, if it is there."""
+        self.marks[path] = mark(path)
         yield from self._file(path, Path(path).is_symlink(), wanted=True)
 
     def tree(self, root: str, accept: Callable[[str], bool]) -> Iterator[Match]:
@@ -108,7 +118,7 @@ class Walk:
         if isinstance(step, str):
             path = f"{folder}/{step}"
             if last:
-                yield from self._file(path, Path(path).is_symlink(), wanted=True)
+                yield from self.file(path)
             else:
                 yield from self._below(path, steps, at + 1, seen)
             return
@@ -143,6 +153,7 @@ class Walk:
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         # Links come last, so that a folder is found under its own name first.
+        self.marks[folder] = mark(folder)
         try:
             with os.scandir(folder) as entries:
                 return sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
@@ -160,6 +171,7 @@ class Walk:
         except OSError as problem:
             self._problem(path, f"cannot be looked at: {problem.strerror}")
             return
+        self.links = self.links or link
         if stat.S_ISREG(info.st_mode):
             yield Match(path, (info.st_dev, info.st_ino), link)
         elif wanted:
@@ -177,6 +189,15 @@ class Walk:
             return False
         seen.add(key)
         return True
+
+
+def mark(path: str) -> Mark:
+    """Changes whenever the entries of a folder do, or another file gets the name; None if there is nothing."""
+    try:
+        info = os.stat(path)  # noqa: PTH116 - as above
+    except OSError as problem:
+        return None if isinstance(problem, (FileNotFoundError, NotADirectoryError)) else (problem.errno or 0, 0)
+    return (info.st_ino, info.st_ctime_ns) if stat.S_ISDIR(info.st_mode) else (info.st_ino, info.st_dev)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

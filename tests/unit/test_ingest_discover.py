@@ -251,6 +251,31 @@ def test_a_dangling_link_is_found_when_its_target_comes(tmp_path: Path) -> None:
     assert [f.rank for f in discovery.scan()] == [0]
 
 
+def test_rescans_that_may_be_short_see_every_change(tmp_path: Path) -> None:
+    make(tmp_path, "a/rank0.log", "b/rank1.log")
+    discovery = Discovery([str(tmp_path), f"{tmp_path}/late/*.txt", f"{tmp_path}/one.dat"], None)
+
+    def names() -> list[str]:
+        return [f.path.name for f in discovery.scan()]
+
+    def settled() -> list[str]:
+        return [names() for _ in range(4)][-1]
+
+    assert settled() == ["rank0.log", "rank1.log"]
+    make(tmp_path, "b/rank2.log", "a/rank0.log")
+    assert names() == ["rank0.log", "rank1.log", "rank2.log"]
+    settled()
+    make(tmp_path, "late/rank3.txt")
+    assert "rank3.txt" in settled()
+    make(tmp_path, "one.dat")
+    assert "one.dat" in settled()
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert [f.path for f in discovery.scan()][2] == tmp_path / "c/rank0.log"
+    settled()
+    (tmp_path / "one.dat").unlink()
+    assert names() == ["rank1.log", "rank2.log", "rank0.log", "rank3.txt"]
+
+
 def test_nothing_there_yet_is_said_once_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     discovery = Discovery([f"{tmp_path}/late/*.log", str(tmp_path / "later")], None)
     with caplog.at_level(logging.WARNING):
