@@ -164,9 +164,14 @@ class Daemon:
             await self.clock.sleep(0.1)
 
     async def finish(self) -> None:
-        """Stop reading, judge once more, save, and give the senders a little time."""
-        async for found, read in self.reader.round(None):
-            await self.handle(self.pipeline.feed(found, read, self.clock.now()))
+        """Read what is there, also in files that came a moment ago; judge, save, give the senders a little time."""
+        until = self.clock.now() + GRACE
+        await self._look_around()
+        more = True
+        while more and self.clock.now() < until:
+            async for found, read in self.reader.round(None):
+                await self.handle(self.pipeline.feed(found, read, self.clock.now()))
+            more = self.reader.behind()
         await self.handle(self.pipeline.flush(self.clock.now()))
         await self._save()
         for task in self._looking:
@@ -182,7 +187,8 @@ class Daemon:
         for change in changes:
             self._remember(change.verdict)
         if changes:
-            await self._commit([c.verdict for c in changes], self._plan(changes))
+            # The core says a change once: to be cancelled here, at the end, must not lose it.
+            await asyncio.shield(self._commit([c.verdict for c in changes], self._plan(changes)))
             self.deliverer.wake()
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:

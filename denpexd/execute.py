@@ -21,10 +21,13 @@ from types import FrameType
 from typing import Any
 
 from denpexd.errors import SettingsError
+from denpexd.evidence.procfs import ProcFs
+from denpexd.evidence.ranks import DEAD_STATES
 from denpexd.relay import Relay, start
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_WORDS = 20.0  # seconds the daemon gets to explain a job that has just failed
+LAST_LINES = 5.0  # seconds the relay gets to pass on what the command has written
 
 
 def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
@@ -107,7 +110,7 @@ def _relay_path() -> str:
 def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str]) -> int:
     """Start the command with the daemon beside it; its exit code, 127 if it cannot be started.
 
-    This process stays small: it forwards signals, waits, and tells the daemon how the command ended.
+    This process stays small: it forwards signals and waits. The daemon sees by itself when the command has ended.
     """
     folder = Path(tempfile.mkdtemp(prefix="denpexd-exec-"))
     try:
@@ -118,26 +121,34 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
             relay.close_writers()
             print(f"denpexd: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
             return 127 if isinstance(error, FileNotFoundError) else 126
-        relay.close_writers()
-        daemon = _start_daemon(folder, config, flags, log_dirs, child.pid)
-        code = _wait(child)
-        relay.process.wait()
-        _end_daemon(daemon)
+        with _forwarded(child) as others:
+            relay.close_writers()
+            daemon = _start_daemon(folder, config, flags, log_dirs, (child.pid, relay.process.pid))
+            code = child.wait()
+            if daemon is not None:
+                others.append(daemon)
+            # A process that outlives the command may hold its output; the relay goes on without us then.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                relay.process.wait(LAST_LINES)
+            _end_daemon(daemon, at_once=code == 0)
         return 128 - code if code < 0 else code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start_daemon(
-    folder: Path, config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str], pid: int
+    folder: Path, config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str], pids: tuple[int, int]
 ) -> "subprocess.Popen[bytes] | None":
-    """The daemon as a process of its own; None (and a word) if it cannot be started: the job goes on without."""
+    """The daemon as a process of its own; None (and a word) if it cannot be started: the job goes on without.
+
+    `pids`: those of the command and of the relay.
+    """
     job = flags.get("job") or os.environ.get("SLURM_JOB_NAME") or f"exec-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
     state = folder / "state"
     spools = [str(folder / "stdout.log"), str(folder / "stderr.log")]
     overrides = {**flags, "job": job, "paths": [*spools, *log_dirs]}
     overrides.setdefault("state_dir", str(state))
-    plan = {"config": str(config) if config else None, "flags": overrides, "root_pid": pid}
+    plan = {"config": str(config) if config else None, "flags": overrides, "root_pid": pids[0], "relay_pid": pids[1]}
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "denpexd.execute", json.dumps(plan)],
@@ -150,30 +161,73 @@ def _start_daemon(
         return None
 
 
-def _wait(child: "subprocess.Popen[bytes]") -> int:
-    """Wait for the command and hand every signal on to it."""
+@contextlib.contextmanager
+def _forwarded(child: "subprocess.Popen[bytes]") -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Hand every signal on to the command; once it has ended, ask those in the list to come to an end."""
+    others: list[subprocess.Popen[bytes]] = []
 
     def forward(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)
+        child.send_signal(number)  # does nothing if the command has ended
+        for other in others:
+            other.terminate()
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        return child.wait()
+        yield others
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _end_daemon(daemon: "subprocess.Popen[bytes] | None") -> None:
+def _end_daemon(daemon: "subprocess.Popen[bytes] | None", *, at_once: bool) -> None:
+    """Let it say what it has to say about a failure, for a while; after success nothing is left to say."""
     if daemon is None:
         return
-    daemon.terminate()
-    try:
-        daemon.wait(LAST_WORDS)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
+    for patience in (0.0 if at_once else LAST_WORDS, LAST_WORDS):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(patience)
+            return
+        daemon.terminate()
+    daemon.kill()
+    daemon.wait()
+
+
+class _Ended:
+    """The command has ended, its output is in the spools as far as it will ever be, and all of it is read.
+
+    The daemon looks itself: nobody could tell it if its parent were killed.
+    """
+
+    def __init__(self, command: int, relay: int) -> None:
+        self._command, self._relay, self._ended_at = _Process(command), _Process(relay), 0.0
+
+    def __call__(self, daemon: Any) -> bool:
+        if self._command.alive():
+            return False
+        now = daemon.clock.now()
+        self._ended_at = self._ended_at or now
+        waited = now - self._ended_at
+        written = not self._relay.alive() or waited > LAST_LINES
+        return bool(written and waited > 1.0 and daemon.ready()[0] and not daemon.reader.behind())
+
+
+class _Process:
+    """A process that need not be our child."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._fs = pid, ProcFs(Path("/proc"))
+        self._start = self._look()
+
+    def alive(self) -> bool:
+        return self._start is not None and self._look() == self._start
+
+    def _look(self) -> int | None:
+        """When it started; None if it has ended."""
+        try:
+            found = self._fs.stat(self._pid)
+        except OSError:
+            return None
+        return found[0].start if found and found[0].state not in DEAD_STATES else None
 
 
 def beside(plan: Mapping[str, Any]) -> int:
@@ -181,10 +235,12 @@ def beside(plan: Mapping[str, Any]) -> int:
     from denpexd.app import run
     from denpexd.settings import load
 
+    root = int(plan["root_pid"])
+    ended = _Ended(root, int(plan["relay_pid"]))
     config = Path(plan["config"]) if plan["config"] else None
     settings = load(config, overrides=plan["flags"], environ=os.environ)
     _log_to_stderr("warning")
-    return asyncio.run(run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=int(plan["root_pid"])))
+    return asyncio.run(run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=root, until=ended))
 
 
 if __name__ == "__main__":

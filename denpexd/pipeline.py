@@ -141,10 +141,12 @@ class Pipeline:
     @staticmethod
     def _generation(job: Job, found: Found, t: float) -> list[Event]:
         """A folder of a new start (torchrun's run id and attempt) means that the job was started again."""
+        if not found.run and found.attempt is None:
+            return []  # a launcher's own log beside the folders belongs to every start
         here = (found.run, found.attempt or 0)
         if job.generation is None:
             job.generation = here
-        elif here != job.generation and here not in job.past and (found.run or found.attempt is not None):
+        elif here != job.generation and here not in job.past:
             job.past.add(job.generation)
             job.generation = here
             return [Attempt(t, found.attempt or 0)]

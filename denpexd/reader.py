@@ -35,6 +35,7 @@ class Reader:
         self._discovery, self._clock, self._waker, self._sweep = discovery, clock, waker, sweep
         self._saved = {p.path: p for p in map(_position, saved.values()) if p is not None}
         self._files = OpenFiles(self._saved.values())
+        self._remote_files = OpenFiles(self._saved.values())  # a hung mount must not hold up the local ones
         self._remote = RemoteReader(clock)
         self._mounts = Mounts()
         self._buffer = new_buffer()
@@ -79,12 +80,12 @@ class Reader:
         for one in found:
             self.found[one.path] = one
         for one in new:
-            self._tails[one.path] = Tail(
-                one.path, self._saved.pop(str(one.path), None), files=self._files, history=self._first
-            )
-            self._mount_of[one.path] = self._mounts.remote(one.path)
+            mount = self._mount_of[one.path] = self._mounts.remote(one.path)
+            files = self._files if mount is None else self._remote_files
+            saved = self._saved.pop(str(one.path), None)
+            self._tails[one.path] = Tail(one.path, saved, files=files, history=self._first)
         self._first = False
-        local = {path.parent for path in self._tails if self._mount_of[path] is None}
+        local = {folder for folder in self._discovery.directories if self._mounts.remote(folder) is None}
         await asyncio.to_thread(self._waker.watch, local)
         return new
 

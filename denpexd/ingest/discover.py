@@ -77,6 +77,7 @@ class Discovery:
         self._marks: dict[str, Mark] = {}
         self._result: list[Found] = []
         self.errors: list[str] = []
+        self.directories: set[str] = set()  # where a change matters: for the Waker
         self.skipped = 0  # files left out by their name in the last scan (archives, checkpoints, ...)
 
     def _bound(self, text: str) -> str:
@@ -99,6 +100,7 @@ class Discovery:
         plain = not walk.links and len(current) == len(sources) and not notes
         self._settled, self._marks = plain and walk.marks == self._marks, walk.marks
         self._result = [_found(source, notes.get(source.path, "")) for source in current]
+        self.directories = _watchable(current, walk.folders)
         return list(self._result)
 
     def _sources(self, walk: Walk) -> list[_Source]:
@@ -212,6 +214,19 @@ def _found(source: _Source, note: str) -> Found:
     layout = source.layout
     rank, local = (UNKNOWN_RANK, False) if note else (layout.rank, layout.local)
     return Found(Path(source.path), source.job, rank, layout.attempt, layout.stream, local, layout.run, note)
+
+
+def _watchable(sources: Iterable[_Source], listed: set[str]) -> set[str]:
+    """The folders of the files (of links: also the target's), and above them those where new ones may appear."""
+    wanted: set[str] = set()
+    for source in sources:
+        folder = source.path.rpartition("/")[0]
+        if source.link:
+            wanted.add(str(Path(source.path).resolve().parent))
+        wanted.add(folder)
+        while (folder := folder.rpartition("/")[0]) in listed and folder not in wanted:
+            wanted.add(folder)
+    return wanted or set(listed)
 
 
 def _bare_numbers(sources: Iterable[_Source]) -> dict[str, str]:

@@ -61,6 +61,8 @@ class OpenFiles:
                 self._open.move_to_end(id(owner))
             else:
                 self._open.pop(id(owner), None)
+            if len(self._open) <= self._limit:
+                return
             victims = self._victims(self._limit)
         self._close(victims)
 

@@ -96,6 +96,7 @@ class Walk:
     def __init__(self, problem: Callable[[str, str], None]) -> None:
         self._problem = problem
         self.marks: dict[str, Mark] = {}
+        self.folders: set[str] = set()  # that were listed
         self.links = False
 
     def files(self, template: Template) -> Iterator[Match]:
@@ -156,6 +157,7 @@ class Walk:
         self.marks[folder] = mark(folder)
         try:
             with os.scandir(folder) as entries:
+                self.folders.add(folder)
                 return sorted(entries, key=lambda entry: (entry.is_symlink(), entry.name))
         except (FileNotFoundError, NotADirectoryError):
             return []

@@ -70,7 +70,10 @@ def is_remote(path: str | Path) -> bool:
 
 
 class RemoteReader:
-    """Runs blocking work on the thread of its mount point; `timeout` in seconds of the clock."""
+    """Runs blocking work on the thread of its mount point; `timeout` in seconds of the clock.
+
+    Give remote tails an OpenFiles of their own, so that a hung mount cannot hold its lock against local files.
+    """
 
     def __init__(self, clock: Clock, *, timeout: float = 10.0, chunk: int = CHUNK) -> None:
         self._clock, self._timeout, self._chunk = clock, timeout, chunk

@@ -71,7 +71,7 @@ class Tail:
         self._state = ""  # "vanished", "unreadable", "alias": said, and lasting
         self._due = ""  # a change of content that no result has told yet
         self._quiet_since: float | None = None
-        self._seen, self._seen_at, self._calm = (-1, -1), 0.0, False
+        self._seen, self._seen_at, self._calm = (-1, -1, -1, -1), 0.0, False
 
     @property
     def is_open(self) -> bool:
@@ -109,22 +109,22 @@ class Tail:
 
         No exception for anything the file system does: see `TailRead.event` and `error`.
         """
+        named, problem = self._look()
+        if named is not None and self._unchanged(named, now):
+            return TailRead(b"", self._at.offset)
         self._files.enter(self)
         try:
-            return self._read(buffer, now)
-        except OSError as problem:
-            if problem.errno == errno.ESTALE and self._fd >= 0:
+            return self._read(named, problem, buffer, now)
+        except OSError as failure:
+            if failure.errno == errno.ESTALE and self._fd >= 0:
                 os.close(self.take_descriptor())
-            return self._silent("unreadable", self._explain(problem))
+            return self._silent("unreadable", self._explain(failure))
         finally:
             self._files.leave(self)
 
-    def _read(self, view: memoryview, now: float) -> TailRead:
-        named, problem = self._look()
+    def _read(self, named: os.stat_result | None, problem: str, view: memoryview, now: float) -> TailRead:
         if named is not None and _identity(named) == self._identity:
             self._quiet_since = None
-            if self._unchanged(named, now):
-                return TailRead(b"", self._at.offset)
             return self._follow(named.st_size, view) if self._fd >= 0 or self._reopen() else self._taken()
         if self._fd >= 0 or self._reach_renamed():
             return self._drain(named, problem, view, now)
@@ -150,10 +150,11 @@ class Tail:
 
     def _unchanged(self, named: os.stat_result, now: float) -> bool:
         # Trusted only after a full look some time after the change, since two writes can share one time stamp.
-        seen = (named.st_size, named.st_mtime_ns)
+        seen = (named.st_ino, named.st_size, named.st_mtime_ns, named.st_dev)
         if seen != self._seen:
             self._seen, self._seen_at, self._calm = seen, now, False
-        elif self._calm and named.st_size <= self._at.offset + self._at.nul_tail:
+            return False
+        if self._calm and _identity(named) == self._identity and named.st_size <= self._at.offset + self._at.nul_tail:
             return True
         self._calm = self._state == "" and now - self._seen_at >= _CALM
         return False

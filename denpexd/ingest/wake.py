@@ -60,11 +60,14 @@ class Waker:
         self._observer = self._start() if enabled else None
 
     def watch(self, directories: Iterable[str | Path]) -> None:
-        """Watch exactly these local directories (not their subdirectories); call again when they change."""
+        """Watch exactly these local directories (not their subdirectories); call again when they change.
+
+        Starts and joins threads: may run in a thread, one call at a time.
+        """
         if self._observer is None:
             return
         wanted = {os.path.realpath(name): str(name) for name in directories}
-        for real in self._watches.keys() - wanted.keys():
+        for real in set(self._watches) - wanted.keys():
             self._forget(real)
         self._names = wanted
         for real in sorted(wanted.keys() - self._watches.keys() - self._refused):
@@ -149,16 +152,20 @@ class Waker:
         try:
             observer = Observer()
             observer.start()
-        except OSError as problem:
-            self._degrade(f"{problem.strerror or problem}: raise fs.inotify.max_user_instances (sysctl)")
+        except (OSError, RuntimeError) as problem:  # no instance, no descriptor, or no thread to be had
+            self._degrade(
+                f"{getattr(problem, 'strerror', None) or problem}: raise fs.inotify.max_user_instances (sysctl)"
+            )
             return None
         logging.getLogger("watchdog").addHandler(self._ears)
         return observer
 
     def _add(self, real: str) -> None:
-        assert self._observer is not None
+        observer = self._observer
+        if observer is None:
+            return  # it was found dead meanwhile
         try:
-            self._watches[real] = self._observer.schedule(_Hand(self), real, recursive=False, event_filter=_EVENTS)
+            self._watches[real] = observer.schedule(_Hand(self), real, recursive=False, event_filter=_EVENTS)
         except OSError as problem:
             if Path(real).is_dir():
                 self._refused.add(real)
@@ -168,8 +175,8 @@ class Waker:
             self._degrade(f"{real}: {problem}")
 
     def _forget(self, real: str) -> None:
-        watch = self._watches.pop(real)
-        if self._observer is None:
+        watch = self._watches.pop(real, None)
+        if self._observer is None or watch is None:
             return
         try:
             self._observer.unschedule(watch)
@@ -188,8 +195,8 @@ class Waker:
             self._degrade("the watching thread died")
             self.lost()
             return
-        alive = {emitter.watch for emitter in self._observer.emitters if emitter.is_alive()}
-        for real in [real for real, watch in self._watches.items() if watch not in alive]:
+        alive = {emitter.watch for emitter in self._observer.emitters.copy() if emitter.is_alive()}
+        for real in [real for real, watch in list(self._watches.items()) if watch not in alive]:
             # Its directory was deleted, or the emitter died; `watch` tries again if discovery still wants it.
             self._forget(real)
             self.dead += 1

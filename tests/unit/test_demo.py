@@ -227,14 +227,10 @@ async def test_the_receiver_survives_what_is_no_request() -> None:
 
 
 @pytest.fixture
-def taken_port() -> Iterator[None]:
-    """The usual port belongs to somebody (us, if it was free)."""
-    with socket.socket() as sock:
-        try:
-            sock.bind(("127.0.0.1", demo.PORT))
-            sock.listen()
-        except OSError:
-            pass
+def taken_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The port that the demo wants belongs to somebody."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        monkeypatch.setattr(demo, "PORT", sock.getsockname()[1])
         yield
 
 

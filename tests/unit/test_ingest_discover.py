@@ -276,6 +276,17 @@ def test_rescans_that_may_be_short_see_every_change(tmp_path: Path) -> None:
     assert names() == ["rank1.log", "rank2.log", "rank0.log", "rank3.txt"]
 
 
+def test_it_tells_which_folders_to_watch(tmp_path: Path) -> None:
+    make(tmp_path, "run/attempt_0/rank0.log", "code/src/x.py", "elsewhere/rank9.log")
+    (tmp_path / "run" / "link.log").symlink_to(tmp_path / "elsewhere" / "rank9.log")
+    discovery = Discovery([str(tmp_path / "run")], None)
+    discovery.scan()
+    assert discovery.directories == {str(tmp_path / name) for name in ("run", "run/attempt_0", "elsewhere")}
+    empty = Discovery([str(tmp_path / "code")], None)
+    empty.scan()
+    assert empty.directories == {str(tmp_path / "code"), str(tmp_path / "code/src")}
+
+
 def test_nothing_there_yet_is_said_once_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     discovery = Discovery([f"{tmp_path}/late/*.log", str(tmp_path / "later")], None)
     with caplog.at_level(logging.WARNING):
