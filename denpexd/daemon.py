@@ -27,6 +27,7 @@ TICK = 1.0
 LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
 GRACE = 10.0
 LOOKS = 4  # requests for evidence that run at the same time
+MOST_SEEN = 10_000
 KEPT = 1000  # incidents shown
 
 Verdict = Mapping[str, object]
@@ -84,6 +85,7 @@ class Daemon:
         self._moved_at = clock.now()
         self._lag = 0.0
         self._journal: list[str] = []
+        self._seen: list[Event] = []  # of processes whose job is not known yet
         self._attach_at = float("-inf")
         self._started = False
 
@@ -142,10 +144,12 @@ class Daemon:
         if now >= self._attach_at:
             self._attach_at = now + 5.0
             self.reader.ranks = await self.collector.attach(list(self.reader.found))
-        events = await self.collector.watch()
+        self._seen += await self.collector.watch()
         job = self._evidence_job()
-        if events and job is not None:
+        if self._seen and job is not None:
+            events, self._seen = self._seen, []
             await self.handle(self.pipeline.evidence(job, events))
+        del self._seen[:-MOST_SEEN]
 
     def _evidence_job(self) -> str | None:
         """The job that the local processes belong to."""

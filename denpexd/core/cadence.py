@@ -74,12 +74,15 @@ class Rhythm:
         """
         if not self.learned:
             return None
-        half, passed = sum(self.gaps) / 2, 0.0
-        for gap in sorted(self.gaps):
+        gaps = sorted(self.gaps)
+        if len(gaps) > LEARN_FROM:
+            gaps.pop()  # one outlier, such as a slow first step, teaches nothing
+        half, passed = sum(gaps) / 2, 0.0
+        for gap in gaps:
             passed += gap
             if passed >= half:
                 return gap
-        return max(self.gaps)
+        return gaps[-1]
 
     def usual_phase(self, phase: str) -> float | None:
         seen = self.phases.get(phase)

@@ -13,6 +13,7 @@ from denpexd.core.state import Evidence, JobState
 MAX_EVIDENCE = 12
 MAX_TEXT = 2000
 _PLACE = re.compile(r"\{([a-z_]+)\}")
+_SEVERAL = re.compile(r"\b([Rr])ank (\d+(?:[-,]\d+)+)")
 
 
 def verdict(incident: Incident, job: JobState, now: float, *, event: str, state: str) -> dict[str, object]:
@@ -28,7 +29,8 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
     }
 
     def fill(text: str) -> str:
-        return _PLACE.sub(lambda m: names.get(m[1], m[0]), text)
+        filled = _PLACE.sub(lambda m: names.get(m[1], m[0]), text)
+        return _SEVERAL.sub(r"\1anks \2", filled)
 
     return {
         "key": incident.key,
@@ -88,11 +90,10 @@ def summary(incident: Incident, job: JobState, now: float) -> str:
     world = len(job.universe)
     who = f"rank {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
     parts = [f"{c.rule.entry.title}: {who} of {world}."]
-    if c.collateral:
-        verb = "waits" if len(c.collateral) == 1 else "wait"
-        parts.append(
-            f"Rank {ranks_text(c.collateral)} only {verb} or {'fails' if verb == 'waits' else 'fail'} as a consequence."
-        )
+    if len(c.collateral) == 1:
+        parts.append(f"Rank {c.collateral[0]} only waits, or fails as a consequence.")
+    elif c.collateral:
+        parts.append(f"Ranks {ranks_text(c.collateral)} only wait, or fail as a consequence.")
     step = max((s.step for s in job.ranks.values() if s.step is not None), default=None)
     if step is not None:
         parts.append(f"Last step seen: {step}.")

@@ -146,6 +146,9 @@ class Intake:
         other_bar = not label and None not in (total, state.total) and total != state.total
         aside = any(word in label for word in EVAL_WORDS) or (state.phase == "eval" and other_bar)
         if not aside:
+            if "pct" in fields and not step:
+                state.total = total or state.total
+                return  # a bar that has only been drawn
             if step is not None and step == state.step and epoch == state.epoch and state.phase == "train":
                 return
             was, steps = state.phase, (step - state.step) if step is not None and state.step is not None else 0
@@ -266,9 +269,7 @@ class Intake:
         text = event.text or fields.get("why", "") or name.replace("_", " ")
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
         kind = "launcher" if name.startswith("launcher") else "process"
-        state.states[key] = Evidence(
-            rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq
-        )
+        state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
 
