@@ -7,7 +7,7 @@ events of all files are merged by time and played to one correlator a job. Silen
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import floor
 from typing import BinaryIO
 
@@ -19,22 +19,22 @@ from denpexd.core.events import (
     Activity,
     Attempt,
     Event,
-    Fact,
     Frames,
     Hit,
     Joined,
     Output,
-    Raised,
     Tick,
     Want,
 )
 from denpexd.core.rule import Catalog
 from denpexd.errors import SourceError
+from denpexd.evidence.pasted import BY_ORDER, dumps
 from denpexd.ingest.finished import Finished, find
+from denpexd.merge import PLACE, SETTLED, Told, merged
 from denpexd.replay import Replayed
 from denpexd.scan.engine import EngineFactory, choose_engine
 from denpexd.scan.stream import Scanner, Stream
-from denpexd.scan.times import Axis, Stamp, resolve
+from denpexd.scan.times import Stamp, resolve
 from denpexd.scan.times import find as find_stamp
 
 log = logging.getLogger(__name__)
@@ -43,49 +43,16 @@ Verdict = Mapping[str, object]
 Generation = tuple[str, int]
 
 NEVER = 1e12
-SETTLED = 60.0  # seconds after which nothing changes any more for a while: longer than the core waits for late ranks
-READS = 50_000  # about so many chunks altogether, so that small logs are looked at closely and large ones quickly
-SMALLEST, LARGEST = 512, 64 << 10
+STAMP = "log with timestamps: logging.basicConfig(format='%(asctime)s %(message)s'), or give the merged output"
+NAME = "save each dump as rank<N>.txt and give the folder"
+# About so many chunks altogether: of the progress in one only the last is told, so small logs are read in small ones.
+READS = 20_000
+SMALLEST, LARGEST = 64, 64 << 10
+LARGEST_DUMP = 4 << 20
+LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves
 ABOVE = 4 << 10  # how far above an event a timestamp is looked for
 QUIET_ROLES = ("progress", "metric", "config")
-# What is told without an offset gets its place in the file through the time the scanner is fed: bytes times this, so
-# little that no block ever waits too long for its next line.
-_PLACE = 1e-12
-
-
-@dataclass(slots=True)
-class _Told:
-    """What one file told: events and timestamps by offset, and when that was."""
-
-    source: Finished
-    size: int = 0
-    events: list[tuple[int, Event]] = field(default_factory=list)
-    stamps: list[tuple[int, Stamp]] = field(default_factory=list)
-    axis: Axis = field(default_factory=Axis)
-    shift: float = 0.0
-
-    @property
-    def generation(self) -> Generation | None:
-        found = self.source.found
-        return (found.run, found.attempt or 0) if found.run or found.attempt is not None else None
-
-    def at(self, offset: int) -> float:
-        return self.axis.at(offset) + self.shift
-
-    @property
-    def end(self) -> float:
-        return self.at(self.size)
-
-    def place(self, events: Iterable[Event], start: int) -> None:
-        """Note where the events of a read stand; what has no offset stands behind what came before it."""
-        here = start
-        for event in events:
-            if isinstance(event, Hit | Raised | Frames | Fact):
-                place = event.offset
-                here = max(here, place)
-            else:
-                place = min(here, round(event.t / _PLACE)) if event.t / _PLACE < start - 0.5 else here
-            self.events.append((place, event))
+STARTING = ("init", "load")
 
 
 class Diagnosis:
@@ -96,14 +63,13 @@ class Diagnosis:
         logs = [s for s in catalog.signals.values() if s.kind == "log"]
         self._scanner = Scanner(logs, engine or choose_engine())
         self._quiet = frozenset(s.id for s in logs if s.role in QUIET_ROLES)
-        self._steps = frozenset(s.id for s in logs if s.role == "progress")
 
     def paths(self, paths: Sequence[str], stdin: BinaryIO) -> list[Verdict]:
         """The verdicts on all logs that `paths` name ("-": `stdin`), job by job. SourceError: unusable input."""
         logs = find(paths, stdin)
         total = sum(each.size for each in logs)
         chunk = min(max(total // READS, SMALLEST), LARGEST)
-        jobs: dict[str, list[_Told]] = {}
+        jobs: dict[str, list[Told]] = {}
         unusable = []
         for each in logs:
             try:
@@ -119,41 +85,61 @@ class Diagnosis:
 
     # --- one file ---------------------------------------------------------------------------------------------------
 
-    def _read(self, source: Finished, chunk: int) -> _Told:
-        told = _Told(source)
+    def _read(self, source: Finished, chunk: int) -> Told:
+        told = Told(source)
         stream = Stream(self._scanner, str(source.found.path), source.found.rank)
         with source.open() as (file, told.size):
             ends = []
             offset = 0
             while data := file.read(chunk):
-                told.place(stream.feed(offset * _PLACE, offset, data), offset)
+                told.place(stream.feed((offset + len(data)) * PLACE, offset, data), offset)
                 offset += len(data)
                 ends.append(offset - 1)
-            told.place(stream.flush(offset * _PLACE), offset)
+            told.place(stream.flush(offset * PLACE), offset)
+            self._mark(told)
+            if told.size <= LARGEST_DUMP:
+                file.seek(0)
+                told.dumps = dumps(file.read().decode("utf-8", "replace"), told.rank, str(source.found.path))
             places = {place for place, event in told.events if not isinstance(event, Activity | Joined)}
             told.stamps = list(_stamps(file, sorted(places.union(ends))))
         return told
 
-    def _moves(self, told: _Told) -> list[int]:
-        return sorted(place for place, event in told.events if isinstance(event, Hit) and event.signal in self._steps)
+    def _mark(self, told: Told) -> None:
+        """Note what helps to place a file without timestamps among the others, and leave out what tells nothing."""
+        active = {event.rank for _, event in told.events if isinstance(event, Activity)}
+        if active - {UNKNOWN_RANK}:  # bytes between the lines of known ranks are nobody's sign of life
+            told.events = [e for e in told.events if not (isinstance(e[1], Activity) and e[1].rank == UNKNOWN_RANK)]
+        starting = True
+        for place, event in told.events:
+            if not isinstance(event, Hit):
+                starting = starting and isinstance(event, Activity | Joined)
+                continue
+            signal = self._catalog.signals[event.signal]
+            starting = starting and (signal.phase in STARTING or signal.role in QUIET_ROLES)
+            told.started = place + 1 if starting else told.started
+            told.ended = told.ended or signal.phase == "end"
+            if signal.role == "collateral" and not event.handled:
+                told.stopped.append(place)
+            elif signal.role == "progress":
+                told.moves.append(place)
 
     # --- one job ----------------------------------------------------------------------------------------------------
 
-    def _job(self, name: str, files: Sequence[_Told]) -> list[Verdict]:
+    def _job(self, name: str, files: Sequence[Told]) -> list[Verdict]:
         self._date(files)
-        generations = _generations(files)
-        _align(files, generations)
-        events = _merged(files, generations)
+        events = merged(files)
         core = Correlator(self._catalog, name, start_t=events[0].t if events else 0.0, limits=_limits())
-        outputs = Player(core, self._quiet).play(events)
+        player = Player(core, self._quiet)
+        player.play(events)
+        outputs = player.end([frames for told in files for frames in told.dumps])
         return [_capped(verdict, files) for verdict in Replayed(outputs).verdicts]
 
-    def _date(self, files: Sequence[_Told]) -> None:
+    def _date(self, files: Sequence[Told]) -> None:
         """Make the axis of every file: first where whole dates stand, they date the others."""
         reference = max((f.source.changed or 0.0 for f in files), default=0.0) or self._clock.wall()
         known = False
         for told in sorted(files, key=lambda f: not any(s.year is not None for _, s in f.stamps)):
-            told.axis = resolve(told.stamps, self._moves(told), reference)
+            told.axis = resolve(told.stamps, told.moves, reference)
             if told.axis.times:
                 last = told.axis.times[-1]
                 reference, known = (max(reference, last) if known else last), True
@@ -165,87 +151,39 @@ def _limits() -> Limits:
 
 def _stamps(file: BinaryIO, places: Sequence[int]) -> Iterator[tuple[int, Stamp]]:
     """The timestamps at or nearest above some places (ascending), each once, with the offset of its line."""
-    looked = 0  # everything before it has been looked at
+    looked = 0  # every line before it has been looked at
     for place in places:
+        if place < looked:
+            continue
         low = max(looked, place - ABOVE)
         file.seek(low)
         window = file.read(place - low + ABOVE)
         stop = window.find(b"\n", place - low)
-        looked = place + 1
-        lines = window[: stop if stop >= 0 else None].split(b"\n")
-        end = len(window[: stop if stop >= 0 else None])
-        for line in reversed(lines):
-            start = end - len(line)
+        window = window[: stop if stop >= 0 else None]
+        cut = window.find(b"\n") if low > looked else -1
+        first = cut + 1 if low == looked or cut >= 0 else len(window)  # whole lines only
+        looked, end = low + len(window) + 1, len(window)
+        for line in reversed(window[first:].split(b"\n")):
+            end -= len(line)
             if (stamp := find_stamp(line)) is not None:
-                yield low + start, stamp
+                yield low + end, stamp
                 break
-            end = start - 1
+            end -= 1
 
 
-def _generations(files: Sequence[_Told]) -> list[Generation | None]:
-    """The starts of the job that folders tell apart, oldest first."""
-    began: dict[Generation, float] = {}
-    runs: dict[str, float] = {}
-    for told in files:
-        if told.generation is not None:
-            first = told.axis.times[0] if told.axis.times else told.source.changed or 0.0
-            began[told.generation] = first
-            runs[told.generation[0]] = min(runs.get(told.generation[0], first), first)
-    return sorted(began, key=lambda g: (runs[g[0]], g[0], g[1])) or [None]
-
-
-def _align(files: Sequence[_Told], generations: Sequence[Generation | None]) -> None:
-    """Place files without timestamps: their ends meet the end of the rank's other files, else of all others."""
-    before: float | None = None
-    for generation in generations:
-        last = generation == generations[-1]
-        mine = [f for f in files if f.generation == generation or (f.generation is None and last)]
-        timed = [f for f in mine if f.axis.times]
-        if timed:
-            end = max(f.end for f in timed)
-        else:
-            end = max((f.axis.pace(f.size) for f in mine), default=0.0)
-            end += before + SETTLED if before is not None else 0.0
-        for told in mine:
-            if not told.axis.times:
-                rank = told.source.found.rank
-                same = [f.end for f in timed if f.source.found.rank == rank and rank != UNKNOWN_RANK]
-                told.shift = max(same, default=end) - told.axis.pace(told.size)
-        before = end
-
-
-def _merged(files: Sequence[_Told], generations: Sequence[Generation | None]) -> list[Event]:
-    """All events by time; within a file in its order, and no start of the job before the one before it is over."""
-    folders = generations != [None]
-    starts = [min((f.at(0) for f in files if f.generation == g), default=0.0) for g in generations]
-    keyed: list[tuple[float, int, int, int, Event]] = []
-    for number, told in enumerate(files):
-        here = generations.index(told.generation) if told.generation in generations else len(generations) - 1
-        limit = starts[here + 1] if here + 1 < len(starts) else float("inf")
-        keyed.append((min(told.at(0), limit), here, number, -1, Joined(0.0, told.source.found.rank)))
-        for place, event in told.events:
-            if not (folders and isinstance(event, Attempt)):
-                keyed.append((min(told.at(place), limit), here, number, place, event))
-    for here, generation in enumerate(generations):
-        if generation is not None and (here or generation[1]):
-            keyed.append((starts[here], here, -1, -1, Attempt(0.0, generation[1])))
-    keyed.sort(key=lambda k: k[:4])
-    return [replace(event, t=t) for t, _, _, _, event in keyed]
-
-
-def _capped(verdict: Verdict, files: Sequence[_Told]) -> Verdict:
-    """Nothing is confirmed whose order of events between files nobody knows."""
-    axes = {str(f.source.found.path): f.axis for f in files}
-    quoted = verdict["evidence"]
+def _capped(verdict: Verdict, files: Sequence[Told]) -> Verdict:
+    """Nothing is confirmed where the order of events between files, or the rank of a stack, is only a guess."""
+    told = {str(f.source.found.path): f for f in files}
+    quoted, wanted = verdict["evidence"], verdict["missing"]
     places = [(str(q["source"]), int(q["offset"])) for q in quoted] if isinstance(quoted, list) else []
-    if len(files) < 2 or verdict["certainty"] != "confirmed":
+    missing = []
+    if len(files) > 1 and not all(source not in told or told[source].knows(offset) for source, offset in places):
+        missing.append({"fact": "the order of the ranks' errors", "how": STAMP})
+    if any(source.endswith(BY_ORDER) for source, _ in places):
+        missing.append({"fact": "which rank each of the stacks belongs to", "how": NAME})
+    if verdict["certainty"] != "confirmed" or not missing:
         return verdict
-    if all(source not in axes or axes[source].knows(offset) for source, offset in places):
-        return verdict
-    wanted = verdict["missing"]
-    how = "log with timestamps: logging.basicConfig(format='%(asctime)s %(message)s'), or give the merged output"
-    missing = [*(wanted if isinstance(wanted, list) else []), {"fact": "the order of the ranks' errors", "how": how}]
-    return {**verdict, "certainty": "likely", "missing": missing}
+    return {**verdict, "certainty": "likely", "missing": [*(wanted if isinstance(wanted, list) else []), *missing]}
 
 
 class Player:
@@ -257,22 +195,38 @@ class Player:
     def __init__(self, core: Correlator, quiet: frozenset[str]) -> None:
         self._core, self._quiet = core, quiet
         self._outputs: list[Output] = []
-        self._now = self._news = float("-inf")
+        self._now, self._news = 0.0, float("-inf")
 
-    def play(self, events: Sequence[Event]) -> list[Output]:
-        """Everything the core says about events in the order of their times, to the end of all."""
+    def play(self, events: Sequence[Event]) -> None:
+        """Feed events that stand in the order of their times."""
+        if events:
+            self._now = float(floor(events[0].t))
         for second, group in itertools.groupby(events, key=lambda e: floor(e.t)):
             self._pass(float(second))
             for new, part in itertools.groupby(group, key=lambda e: isinstance(e, Attempt)):
-                batch = list(part)
                 if new:
                     self._pass(self._now + SETTLED)  # what the attempt before ended with, before it is forgotten
-                self._feed(batch)
+                self._feed(list(part))
             self._tick(max(self._now, second + 1.0))
-        if events:
-            self._pass(self._now + SETTLED)
-            self._say(self._core.finish(self._now + 1.0))
+
+    def end(self, looks: Sequence[Frames]) -> list[Output]:
+        """Everything the core has said, to the end of all. `looks`: stacks of the job as it stood at the end."""
+        self._pass(self._now + SETTLED)
+        if looks or self._dumped():
+            self._core.limits.min_silence = Limits().min_silence
+            start = max(self._now, 0.0)
+            for after in LOOKS if looks else ():
+                self._feed([replace(frames, t=start + after) for frames in looks])
+            self._news = start + Limits().min_silence
+            self._pass(self._news + SETTLED)
+        self._say(self._core.finish(self._now + 1.0))
         return self._outputs
+
+    def _dumped(self) -> bool:
+        """Whether the last that was heard of the job is where it stood: nobody dumps the stacks of a job that moves."""
+        moved = self._core.job.moved_t if self._core.job.moved_t is not None else float("-inf")
+        seen = [s.snapshots.get("faulthandler") for r, s in self._core.job.ranks.items() if r >= 0]
+        return any(dump is not None and dump.frames.t > moved for dump in seen)
 
     def _feed(self, batch: Sequence[Event]) -> None:
         self._say(self._core.feed(batch))

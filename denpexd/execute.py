@@ -97,6 +97,7 @@ def start_on_stdin(folder: Path) -> Relay:
     """The relay reads our standard input itself, so that a dead daemon never breaks the writer's pipe."""
     spool = folder / "stdin.log"
     arguments = [sys.executable, "-I", "-S", _relay_path(), "--spool", str(spool), "--fd-in", "0", "--fd-out", "1"]
+    spool.touch(mode=0o600)  # so that the daemon finds it at once, even if nothing is printed for long
     process = subprocess.Popen(arguments, start_new_session=True)
     return Relay(process, {}, {"stdin": spool})
 
@@ -115,6 +116,8 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
     folder = Path(tempfile.mkdtemp(prefix="denpexd-exec-"))
     try:
         relay = start(folder, {"stdout": 1, "stderr": 2})
+        for spool in relay.spools.values():
+            spool.touch(mode=0o600)
         try:
             child = subprocess.Popen(list(command), stdout=relay.writers["stdout"], stderr=relay.writers["stderr"])
         except OSError as error:

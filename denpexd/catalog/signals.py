@@ -149,7 +149,14 @@ class Mismatch(FactSignal):
     """The rank differs from the others of its process group."""
 
     fact: Literal["mismatch"]
-    what: Literal["op", "seq", "numel"] | None = None
+    what: Literal["op", "seq", "numel", "shape"] | None = None
+
+
+class Differs(FactSignal):
+    """Ranks of the same process group stand in the same kind of collective with different sizes or shapes."""
+
+    fact: Literal["differs"]
+    what: Literal["numel", "shape"] | None = None
 
 
 class MetricSpread(FactSignal):
@@ -164,11 +171,21 @@ class MetricSpread(FactSignal):
 class PlainFact(FactSignal):
     """A fact without parameters."""
 
-    fact: Literal["gone", "oom_killed", "frozen", "behind", "not_in_collective", "no_report", "fewer_steps", "ended"]
+    fact: Literal[
+        "gone",
+        "oom_killed",
+        "frozen",
+        "odd_stack",
+        "behind",
+        "not_in_collective",
+        "no_report",
+        "fewer_steps",
+        "ended",
+    ]
 
 
 Fact = Annotated[
-    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | MetricSpread | PlainFact,
+    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | Differs | MetricSpread | PlainFact,
     Field(discriminator="fact"),
 ]
 

@@ -42,13 +42,13 @@ from denpexd.core.incident import (
     make_key,
     superseded,
 )
+from denpexd.core.index import index
 from denpexd.core.intake import Intake
 from denpexd.core.match import Candidate, candidate
-from denpexd.core.rule import Catalog, Rule
+from denpexd.core.rule import Catalog
 from denpexd.core.state import JobState
 
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
-TIMED = frozenset({"stalled", "silent"})
 
 
 class Correlator:
@@ -70,7 +70,6 @@ class Correlator:
         self.fingerprints: dict[str, int] = {}
         self.suspected = 0
         self.use(catalog)
-        self._dirty: set[str] = set()
         self._stops = 0
         self._news_t = float("-inf")
         self._looks = 0
@@ -78,14 +77,16 @@ class Correlator:
         self._matched_since: dict[str, float] = {}
         self._adopted: dict[str, Mapping[str, object]] = {}
         self._ending = False
+        self._dismissed: int | None = None  # movements of the job when a stop was closed by hand
 
     def use(self, catalog: Catalog) -> None:
         """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
         self.catalog = catalog
         self._intake = Intake(catalog, self.job)
         self._below = superseded(catalog.rules)
-        self._by_signal, self._by_fact, self._timed = _index(catalog)
+        self._by_signal, self._by_fact, self._timed = index(catalog)
         self._live: dict[str, Candidate] = {}
+        self._dirty = set(catalog.rules)
 
     def finish(self, now: float) -> list[Output]:
         """Nothing more will be observed: what is explained but has not settled is said now."""
@@ -103,7 +104,9 @@ class Correlator:
         self.feed(journal)
         for verdict_ in open_verdicts:
             rule = self.catalog.rules.get(str(verdict_["failure"]))
-            self._adopted["stop" if rule is None or rule.stops else rule.id] = verdict_
+            stop = self.incidents.get("stop")
+            explains = stop is not None and stop.candidate.rule is rule
+            self._adopted["stop" if rule is None or rule.stops or explains else rule.id] = verdict_
         for slot, incident in list(self.incidents.items()):
             known = self._adopted.pop(slot, None)
             if known is None:
@@ -129,15 +132,26 @@ class Correlator:
     def feed(self, events: Iterable[Event]) -> list[Output]:
         """One batch: everything that was read or answered at once, in order. Returns what follows from it."""
         out: list[Output] = []
+        events = list(events)
+        loud = {e.rank for e in events if isinstance(e, Hit | Raised | Frames) and self._remarkable(e)}
         for event in events:
             self.job.seq += 1
             self.now = max(self.now, event.t)
             self._take(event, out)
+            if isinstance(event, Activity) and event.rank not in loud:
+                self._intake.ordinary(event)
         if self._dirty:
             self._judge(self._dirty)
             self._dirty = set()
             self._speak(out, at_tick=False)
         return out
+
+    def _remarkable(self, event: Hit | Raised | Frames) -> bool:
+        """Output that may be about a failure; all other output shows that the rank lives."""
+        if not isinstance(event, Hit):
+            return True
+        signal = self.catalog.signals.get(event.signal)
+        return signal is None or signal.role not in ("progress", "phase", "config", "metric")
 
     def _take(self, event: Event, out: list[Output]) -> None:
         match event:
@@ -180,7 +194,8 @@ class Correlator:
             case Attempt():
                 self._intake.attempt(event)
                 self._live.clear()
-                self._looks = 0
+                self._matched_since.clear()
+                self._looks, self._dismissed = 0, None
             case Blind():
                 self.job.blind_until = max(self.job.blind_until, event.t)
             case Tick():
@@ -205,7 +220,7 @@ class Correlator:
 
     def _tick(self, out: list[Output]) -> None:
         silence = self.job.silence(self.now)
-        if self.job.over:
+        if self.job.over or (self.job.ended and not any(s.pid for s in self.job.ranks.values())):
             self._looks = 0
         elif silence >= cadence.suspicion(self.limits, self.job.usual):
             self._look(out)
@@ -282,6 +297,11 @@ class Correlator:
             return
         if winner is None:
             return
+        if incident is not None and incident.attempt != self.job.attempt:
+            if not self._ready(winner):
+                return
+            self._shut(out, "stop", incident)  # the job was started again, and this failure is of the new attempt
+            incident = None
         if incident is None:
             if self._ready(winner):
                 self._open(out, "stop", winner, others)
@@ -300,27 +320,30 @@ class Correlator:
         """May this candidate open an incident now?"""
         if c.history and not self.job.recent:
             return False
+        if self._dismissed is not None and self._dismissed == self.job.moves:
+            return False
         if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
             return False
         witness, over = self._stop_witness(), self.job.over
         if witness is not None and (over or self._ending):
             return True
-        stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
+        if c.history and self.job.silence(self.now) < self.limits.min_silence:
+            return False  # it stood there before we came; the job may well be past it
+        first = c.cause_t if witness is None else min(witness, c.cause_t)
+        settled = due(first, self._news_t, self.now)
+        # Words alone stop nothing: unless a process has ended, give the next steps a chance to prove it.
+        reported = any(s.reported for s in self.job.ranks.values())
+        patient = self._failed_exit() or reported or self.now >= first + min(300.0, 3 * (self.job.pace or 0.0))
         if c.rule.correlation is not None:
-            return (
-                stalled
-                if witness is None
-                else due(witness, self._news_t, self.now) or (stalled and c.certainty == "confirmed")
-            )
+            if c.certainty == "confirmed" and self._ended(c.initiating):
+                return self.now >= self._news_t + QUIET
+            stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
+            if witness is None or (stalled and c.certainty == "confirmed"):
+                return stalled
+            return settled and patient
         if c.fatal and c.certainty == "confirmed":
             return True
-        if not c.fatal:
-            others = any(s.reported for s in self.job.ranks.values())
-            return (others or self._failed_exit()) and due(c.cause_t, self._news_t, self.now)
-        settled = due(c.cause_t, self._news_t, self.now)
-        if witness is not None and (self._failed_exit() or any(s.reported for s in self.job.ranks.values())):
-            return settled
-        return settled and self.now >= c.cause_t + min(300.0, 3 * (self.job.usual or 0.0))
+        return settled and patient and (c.fatal or reported or self._failed_exit())
 
     def _ended(self, ranks: Iterable[int]) -> bool:
         """A process of these ranks has ended badly: what they could say is said."""
@@ -339,7 +362,7 @@ class Correlator:
     # --- saying -----------------------------------------------------------------------------------------------------
 
     def _open(self, out: list[Output], slot: str, c: Candidate, others: list[tuple[str, str]]) -> None:
-        known = self._adopted.pop(slot, None)
+        known = self._adopted.pop(slot, None) or self._adopted.pop(c.rule.id, None)
         if known is not None:
             self._reopen(out, slot, c, others, known)
             return
@@ -373,21 +396,26 @@ class Correlator:
         incident.said = essence(incident.candidate)
         out.append(Updated(verdict(incident, self.job, self.now, event="updated", state="open")))
 
-    def _close(self, out: list[Output], slot: str, incident: Incident) -> None:
+    def _shut(self, out: list[Output], slot: str, incident: Incident) -> None:
         incident.revision, incident.updated_t = incident.revision + 1, self.now
         out.append(Closed(verdict(incident, self.job, self.now, event="closed", state="closed")))
         del self.incidents[slot]
+
+    def _close(self, out: list[Output], slot: str, incident: Incident) -> None:
+        self._shut(out, slot, incident)
         if slot == "stop":
             for state in self.job.ranks.values():
                 state.forget(self.job.seq)
             self._live = {k: c for k, c in self._live.items() if not c.rule.stops}
+            self._matched_since = {k: t for k, t in self._matched_since.items() if k in self._live}
 
     def close(self, key: str) -> list[Output]:
-        """Close an incident by hand."""
+        """Close an incident by hand; what stopped training is not told again before training goes on."""
         out: list[Output] = []
         for slot, incident in list(self.incidents.items()):
             if incident.key == key:
                 self._close(out, slot, incident)
+                self._dismissed = self.job.moves if slot == "stop" else self._dismissed
         return out
 
     def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:
@@ -420,28 +448,3 @@ def _revision(verdict_: Mapping[str, object]) -> int:
 def _ranks(verdict_: Mapping[str, object], name: str) -> tuple[int, ...]:
     found = verdict_.get(name)
     return tuple(int(r) for r in found) if isinstance(found, list | tuple) else ()
-
-
-def _index(catalog: Catalog) -> tuple[dict[str, set[str]], dict[str, set[str]], set[str]]:
-    """Which rules depend on a signal id, on a fact name ("frame" for stacks), and on time."""
-    by_signal: dict[str, set[str]] = {}
-    by_fact: dict[str, set[str]] = {}
-    timed: set[str] = set()
-    for rule in catalog.rules.values():
-        for signal_id in used_signals(rule):
-            signal = catalog.signals[signal_id]
-            by_signal.setdefault(signal_id, set()).add(rule.id)
-            if signal.kind != "log":
-                by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
-            if signal.fact in TIMED:
-                timed.add(rule.id)
-    return by_signal, by_fact, timed
-
-
-def used_signals(rule: Rule) -> set[str]:
-    """Ids of all signals a rule looks at, shared ones included."""
-    used = {s.id for s in rule.signals.values()}
-    if rule.correlation:
-        for role in (*rule.correlation.roles, *rule.correlation.confirm):
-            used |= {*role.all_of, *role.none_of, *(name for group in role.any_of for name in group)}
-    return used

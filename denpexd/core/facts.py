@@ -6,22 +6,19 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence
+from denpexd.core import cadence, collectives
+from denpexd.core.events import Frame
 from denpexd.core.rule import Signal
-from denpexd.core.state import Collective, Evidence, JobState, RankState
-
-Answer = list[Evidence]
-
-
-def _observed(rank: RankState, now: float, text: str, signal: Signal, *, kind: str = "core") -> Evidence:
-    return Evidence(rank.rank, kind, "denpexd", 0, now, text, signal.means, seq=rank.moved_seq)
+from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot, observed
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     found = []
     for known in rank.raised:
         event = known.event
-        if known.collateral or lapsed(job, rank, event.t) or not _chain_matches(signal, event.chain):
+        over = rank.phase == "end" and event.t > rank.phase_t and not any(e.event.code for e in rank.exits)
+        past = event.history and rank.moved_seq > known.seq
+        if known.collateral or over or past or lapsed(job, rank, event.t) or not _chain_matches(signal, event.chain):
             continue
         where = signal.param_matchers.get("in")
         if where and not any(where.search(f.canonical) or where.search(f.qualified) for f in event.frames):
@@ -69,6 +66,8 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
             continue
         if want.get("failed") and (code <= 0 or number is not None):
             continue
+        if want.get("failed") and rank.raised and all(r.collateral for r in rank.raised):
+            continue  # it left because of somebody else's failure, or was interrupted
         text = f"{'reported by the launcher' if by == 'launcher' else 'process ended'}: exit code {code}"
         kind = "launcher" if by == "launcher" else "process"
         found.append(Evidence(rank.rank, kind, known.event.source, 0, known.event.t, text, signal.means, seq=known.seq))
@@ -82,23 +81,25 @@ def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
         return []
     if rank.reported or any(e.event.code is not None for e in rank.exits):
         return []
-    text = "process ended; nobody saw its exit code"
+    text = "process ended without a word; nobody saw how"
     return [Evidence(rank.rank, "process", known.event.source, 0, known.event.t, text, signal.means, seq=known.seq)]
 
 
 def kept_state(name: str) -> "Fact":
     def fact(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
         known = rank.states.get(name)
-        if known is None or known.t < rank.moved_t:
+        if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
             return []
-        return [_with_means(known, signal.means)]
+        return [known.saying(signal.means)]
 
     return fact
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    silence = 0.0 if job.over else job.silence(now)
+    watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
+    silence = 0.0 if job.over or not watched else job.silence(now)
     if signal.params.get("budget"):
+        silence = 0.0 if job.ended else min(silence, job.quiet(now))
         source = job.busiest
         limit = cadence.budget(limits, job.last_phase, source.rhythm if source else cadence.Rhythm())
     else:
@@ -108,23 +109,23 @@ def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
     usual = job.usual
     text = f"no progress of any rank for {silence:.0f} s"
     text += f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
-    return [_observed(rank, now, text, signal)]
+    return [observed(rank, now, text, signal.means)]
 
 
 def silent(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     wait = float(signal.params.get("for", limits.min_silence))
     if rank.gone or not rank.printed or now - max(rank.last_t, job.blind_until) < wait:
         return []
-    return [_observed(rank, now, f"nothing printed for {now - rank.last_t:.0f} s", signal)]
+    return [observed(rank, now, f"nothing printed for {now - rank.last_t:.0f} s", signal.means)]
 
 
 def phase(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     name = signal.params.get("name")
     if name == "train" and rank.phase == "train" and rank.moves:
-        return [_observed(rank, now, f"was in its training loop (last step {rank.step})", signal, kind="log")]
+        return [observed(rank, now, f"was in its training loop (last step {rank.step})", signal.means, kind="log")]
     if rank.phase != name or rank.phase_evidence is None:
         return []
-    return [_with_means(rank.phase_evidence, signal.means)]
+    return [rank.phase_evidence.saying(signal.means)]
 
 
 def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -135,79 +136,29 @@ def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limi
     return phase(job, rank, signal, now, limits)
 
 
-def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    op = signal.param_matchers.get("op")
-    found = []
-    for known in rank.collectives.values():
-        if not known.op or known.evidence is None or (op and not op.search(known.op)):
-            continue
-        if "numel" in signal.params and not _numel_fits(known.numel, str(signal.params["numel"])):
-            continue
-        found.append(_with_means(known.evidence, signal.means))
-    return found
-
-
-def _numel_fits(numel: int | None, want: str) -> bool:
-    if numel is None:
-        return False
-    if want == "odd":
-        return numel % 2 == 1 and numel > 1
-    if want.startswith(">"):
-        return numel > int(want[1:])
-    return numel == int(want)
-
-
-def _peers(job: JobState, group: str) -> Mapping[int, Collective]:
-    return {r: s.collectives[group] for r, s in job.ranks.items() if r >= 0 and group in s.collectives}
-
-
-def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Differs from a strict majority of its group; with two ranks no side can be named."""
-    what = str(signal.params.get("what", "op"))
-    found = []
-    for group, mine in rank.collectives.items():
-        values = {r: getattr(c, what) for r, c in _peers(job, group).items() if getattr(c, what) not in (None, "")}
-        if len(values) < 3 or rank.rank not in values or mine.evidence is None:
-            continue
-        common, count = Counter(values.values()).most_common(1)[0]
-        if count * 2 > len(values) and values[rank.rank] != common:
-            found.append(_with_means(mine.evidence, signal.means))
-    return found
-
-
-def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Has enqueued less than every rank of its group that timed out."""
-    found = []
-    for group, mine in rank.collectives.items():
-        others = [c.enqueued for r, c in _peers(job, group).items() if r != rank.rank and c.enqueued is not None]
-        if mine.enqueued is None or not others or mine.evidence is None:
-            continue
-        if mine.enqueued < min(others):
-            found.append(_with_means(mine.evidence, signal.means))
-    return found
-
-
-def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    found = []
-    for group, mine in rank.collectives.items():
-        waiting = any(c.op for r, c in _peers(job, group).items() if r != rank.rank)
-        if mine.idle and waiting and mine.evidence is not None:
-            found.append(_with_means(mine.evidence, signal.means))
-    return found
-
-
-def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Most others reported that they waited; this one, known to be alive before, did not."""
-    others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.reported]
-    if rank.reported or not rank.heard or any(c.op for c in rank.collectives.values()):
+def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Its stack ends in another place than that of a strict majority, which agrees among itself."""
+    places = {r: place for r, s in job.ranks.items() if r >= 0 and (place := _place(job, s)) is not None}
+    mine = places.get(rank.rank)
+    if mine is None or len(places) < 3:
         return []
-    if (
-        not others
-        or len(others) * 2 < len(job.universe) - 1
-        or rank.moved_t > min(s.reported.t for s in others if s.reported)
-    ):
+    common, count = Counter(p for p, _ in places.values()).most_common(1)[0]
+    if count * 2 <= len(places) or mine[0] == common:
         return []
-    return [_observed(rank, now, "reported nothing when the others timed out", signal, kind="log")]
+    frame, snapshot = mine[1]
+    text = f"{frame.function} ({frame.path}:{frame.line})"
+    return [
+        Evidence(rank.rank, "stack", snapshot.frames.kind, 0, snapshot.frames.t, text, signal.means, seq=snapshot.seq)
+    ]
+
+
+def _place(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame, Snapshot]] | None:
+    """The functions at the inner end of a rank's newest stack that counts, and what to quote."""
+    fresh = [s for s in rank.snapshots.values() if s.frames.frames and _counts(job, rank, s)]
+    if not fresh:
+        return None
+    newest = max(fresh, key=lambda s: s.frames.t)
+    return tuple(f.canonical for f in newest.frames.frames[:6]), (newest.frames.frames[0], newest)
 
 
 def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -216,7 +167,13 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     if rank.batches is not None:
         longer = [n for s in others for n in (s.batches, (s.step or 0) + 1) if n is not None and n > rank.batches]
         if longer:
-            return [_observed(rank, now, f"has {rank.batches} batches, others have {max(longer)}", signal, kind="log")]
+            return [
+                observed(rank, now, f"has {rank.batches} batches, others have {max(longer)}", signal.means, kind="log")
+            ]
+    longer = [s.total for s in others if s.total is not None and rank.total is not None and s.total > rank.total]
+    if longer and rank.step is not None and rank.total is not None and rank.step + 1 >= rank.total * 0.98:
+        text = f"its loop has {rank.total} steps, that of others {max(longer)}"
+        return [observed(rank, now, text, signal.means, kind="log")]
     if rank.step is None or rank.phase not in ("end", "epoch_end", "eval", "checkpoint") or not rank.phase_evidence:
         return []
     early = [s for s in others if s.phase not in ("end", "epoch_end", "eval", "checkpoint")]
@@ -224,7 +181,7 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
     if not early or not (ahead or over):
         return []
-    return [_with_means(rank.phase_evidence, signal.means)]
+    return [rank.phase_evidence.saying(signal.means)]
 
 
 def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -237,35 +194,19 @@ def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, li
         values = [s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics]
         spread = max(values) - min(values)
         if len(values) > 1 and spread > relative * max(abs(mine), *(abs(v) for v in values), 1e-9):
-            found.append(_with_means(evidence, signal.means))
+            found.append(evidence.saying(signal.means))
     return found
 
 
 def ended(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     if rank.phase == "end" and rank.phase_evidence is not None:
-        return [_with_means(rank.phase_evidence, signal.means)]
+        return [rank.phase_evidence.saying(signal.means)]
     clean = next((e for e in rank.exits if e.event.code == 0), None)
     if clean is None:
         return []
     return [
         Evidence(rank.rank, "process", clean.event.source, 0, clean.event.t, "exit code 0", signal.means, seq=clean.seq)
     ]
-
-
-def _with_means(evidence: Evidence, means: str) -> Evidence:
-    return Evidence(
-        evidence.rank,
-        evidence.kind,
-        evidence.source,
-        evidence.offset,
-        evidence.t,
-        evidence.text,
-        means,
-        evidence.teller,
-        evidence.seq,
-        evidence.weight,
-        evidence.history,
-    )
 
 
 Fact = Callable[[JobState, RankState, Signal, float, cadence.Limits], Answer]
@@ -280,11 +221,13 @@ FACTS: Mapping[str, Fact] = {
     "silent": silent,
     "phase": phase,
     "phase_alone": phase_alone,
-    "pending": pending,
-    "mismatch": mismatch,
-    "behind": behind,
-    "not_in_collective": not_in_collective,
-    "no_report": no_report,
+    "pending": collectives.pending,
+    "mismatch": collectives.mismatch,
+    "differs": collectives.differs,
+    "odd_stack": odd_stack,
+    "behind": collectives.behind,
+    "not_in_collective": collectives.not_in_collective,
+    "no_report": collectives.no_report,
     "fewer_steps": fewer_steps,
     "metric_spread": metric_spread,
     "ended": ended,
@@ -297,22 +240,29 @@ def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: fl
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []
     if signal.kind == "frame":
-        return _frame(rank, signal, now)
+        return _frame(job, rank, signal)
     seen = rank.seen.get(signal.id)
     if seen is None or seen.count < signal.count or seen.last.t < now - window:
         return []
     found = [seen.first] if seen.first is seen.last else [seen.first, seen.last]
-    return found if signal.role == "config" else [e for e in found if not lapsed(job, rank, e.t)]
+    if signal.role == "config":
+        return found
+    return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
 
 
-def _frame(rank: RankState, signal: Signal, now: float) -> Answer:
-    """A frame counts until the rank moves again; a look at a live process convicts only when it was steady."""
+def _counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
+    """A stack counts until the rank moves again; a look at a live process convicts only when it was steady."""
+    t = snapshot.frames.t
+    if t < rank.moved_t or job.moved_on(rank, t):
+        return False
+    return snapshot.steady or snapshot.frames.kind != "py-spy"
+
+
+def _frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
     found = []
-    for kind, snapshot in rank.snapshots.items():
+    for snapshot in rank.snapshots.values():
         frame = snapshot.hits.get(signal.id)
-        if frame is None or snapshot.frames.t < rank.moved_t:
-            continue
-        if kind == "py-spy" and not snapshot.steady:
+        if frame is None or not _counts(job, rank, snapshot):
             continue
         text = f"{frame.function} ({frame.path}:{frame.line})"
         f = snapshot.frames
@@ -322,9 +272,5 @@ def _frame(rank: RankState, signal: Signal, now: float) -> Answer:
 
 
 def lapsed(job: JobState, rank: RankState, t: float) -> bool:
-    """Training moved on after `t`: what was printed then did not stop it.
-
-    The rank itself moved, or the job made a training step, which needs all ranks. Steps already in flight still appear
-    after a failure, hence the grace of two usual gaps.
-    """
-    return max(rank.moved_t, job.trained_t) > t + max(2.0, 2 * (job.usual or 0.0))
+    """Training moved on after `t` (or, where its steps are not known, its output did): that did not stop it."""
+    return job.moved_on(rank, t) or (job.usual is None and job.lively(t))

@@ -69,9 +69,14 @@ def beats(a: Candidate, b: Candidate, below: Mapping[str, frozenset[str]]) -> st
     local = a.rule.correlation is None or b.rule.correlation is None
     if local and abs(a.cause_t - b.cause_t) > 1.0:
         return "came later, as a consequence" if a.cause_t < b.cause_t else None
-    rank_a = (_PRECISION[a.rule.precision], _CERTAINTY[a.certainty], not a.fatal, a.cause_t, a.cause_seq, a.rule.id)
-    rank_b = (_PRECISION[b.rule.precision], _CERTAINTY[b.certainty], not b.fatal, b.cause_t, b.cause_seq, b.rule.id)
-    return "is less specific or less certain" if rank_a < rank_b else None
+    return "is less specific or less certain" if _order(a) < _order(b) else None
+
+
+def _order(c: Candidate) -> tuple[object, ...]:
+    """Of two ranks that failed at the same time, the order in which their files were read decides nothing."""
+    first = c.evidence[0].rank if c.evidence else -1
+    place = (c.cause_t, first, c.cause_seq, c.rule.id)
+    return (_PRECISION[c.rule.precision], _CERTAINTY[c.certainty], not c.fatal, *place)
 
 
 def best(

@@ -1,13 +1,14 @@
 """Events -> state. One function an event kind; nothing is judged here."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import (
+    MAX_GROUPS,
     MAX_METRICS,
-    MAX_RAISED,
     Collective,
     Evidence,
     Exited,
@@ -18,6 +19,7 @@ from denpexd.core.state import (
 )
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
+_PID = re.compile(r"\bpid=(\d+)\b")
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 MAX_RANKS = 1_000_000  # larger numbers are no ranks, whatever a line says
 EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
@@ -40,8 +42,16 @@ class Intake:
         state = self.job.rank(event.rank)
         state.printed = True
         state.last_t = max(state.last_t, event.t)
+        if not event.history:
+            self.job.recent = True
         if self.job.moves < LEARN_FROM and not event.history:
             self.job.spoke_t = max(self.job.spoke_t, event.t)
+
+    def ordinary(self, event: Activity) -> None:
+        """Output without anything remarkable in it: the rank lives on, whatever it printed before."""
+        state = self.job.rank(event.rank)
+        if not event.history and (not state.ordinary or event.t > state.ordinary[-1] + 0.5):
+            state.ordinary.append(event.t)
 
     def hit(self, event: Hit) -> None:
         signal = self.signals.get(event.signal)
@@ -87,7 +97,13 @@ class Intake:
                 weight=evidence.weight,
                 history=event.history,
             )
-            self.job.rank(rank).note(signal.id, teller, event.fields)
+            self._note(self.job.rank(rank), signal.id, teller, event.fields)
+
+    def _note(self, state: RankState, signal: str, evidence: Evidence, fields: Mapping[str, str]) -> None:
+        known = state.seen.get(signal)
+        if known is not None and self.job.moved_on(state, known.first.t):
+            known.first = evidence  # training survived what was printed before: this is where it began now
+        state.note(signal, evidence, fields)
 
     def _about(self, signal: Signal, event: Hit) -> Iterable[int]:
         if signal.about is None:
@@ -113,10 +129,13 @@ class Intake:
             self._metric(state, fields["metric"], fields["value"], fields.get("epoch"), evidence)
 
     def _collective(self, state: RankState, group: str, fields: Mapping[str, str], evidence: Evidence) -> None:
+        if group not in state.collectives and len(state.collectives) >= MAX_GROUPS:
+            state.collectives.pop(next(iter(state.collectives)))
         known = state.collectives.setdefault(group, Collective())
         if fields.get("op"):
             known.op, known.evidence = fields["op"], evidence
             known.numel = _number(fields.get("numel_in")) if fields.get("numel_in") else known.numel
+        known.shape = fields.get("shape") or known.shape
         for name, field in (("seq", "seq"), ("enqueued", "enq"), ("completed", "done")):
             value = _number(fields.get(field))
             if value is not None:
@@ -149,8 +168,10 @@ class Intake:
             if "pct" in fields and not step:
                 state.total = total or state.total
                 return  # a bar that has only been drawn
-            if step is not None and step == state.step and epoch == state.epoch and state.phase == "train":
-                return
+            loss = fields.get("loss")
+            if (step, epoch) == (state.step if step is not None else None, state.epoch) and loss in (None, state.loss):
+                return  # drawn or printed again
+            state.loss = loss or state.loss
             was, steps = state.phase, (step - state.step) if step is not None and state.step is not None else 0
             self._leave_phase(state, event.t)
             state.step, state.epoch = step if step is not None else state.step, epoch
@@ -184,7 +205,7 @@ class Intake:
         state.phase = "train"
 
     def _moved(self, state: RankState, t: float, was: str, steps: int, *, history: bool) -> None:
-        if state.moves and t > state.moved_t:
+        if state.moves and float("-inf") < state.moved_t < t:
             state.rhythm.moved(t - state.moved_t, was, steps)
         state.moved_t, state.moved_seq, state.moves = t, self.job.seq, state.moves + 1
         if state.reported and t > state.reported.t + 2.0:
@@ -210,9 +231,18 @@ class Intake:
     def raised(self, event: Raised) -> None:
         state = self.job.rank(event.rank)
         state.printed, state.last_t = True, max(state.last_t, event.t)
+        if event.rank == UNKNOWN_RANK:
+            state = self._named_by_pid(event) or state
         collateral = all(self._is_harmless(f"{kind}: {message}") for kind, message in event.chain)
-        if len(state.raised) < MAX_RAISED:
-            state.raised.append(RaisedBy(event, self.job.seq, collateral))
+        state.keep(RaisedBy(event, self.job.seq, collateral))
+
+    def _named_by_pid(self, event: Raised) -> RankState | None:
+        """Ray's driver prints the exceptions of workers; the text names the process."""
+        for _, message in event.chain:
+            if (found := _PID.search(message)) is not None:
+                rank = self._by_pid(found[1])
+                return self.job.rank(rank) if rank != UNKNOWN_RANK else None
+        return None
 
     def _is_harmless(self, text: str) -> bool:
         return any(
@@ -224,7 +254,8 @@ class Intake:
         state.looked_at = True
         before = state.snapshots.get(event.kind)
         since = event.t
-        if before and before.frames.t >= state.moved_t and _same(before.frames, event):
+        fresh = before is not None and before.frames.t >= state.moved_t
+        if before and fresh and not self.job.moved_on(state, before.frames.t) and _same(before.frames, event):
             since = before.since
         hits = {}
         for signal in self.frame_signals:
@@ -239,7 +270,7 @@ class Intake:
         state = self.job.rank(event.rank)
         unplaced = self.job.ranks.get(UNKNOWN_RANK)
         announced = state.killing | (unplaced.killing if unplaced else set())
-        forced = event.code is not None and str(-event.code) in announced
+        forced = event.code is not None and bool({str(-event.code), str(event.code - 128)} & announced)
         if event.code is None and state.exits:
             return False
         if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
@@ -290,10 +321,9 @@ class Intake:
         job = self.job
         job.attempt = event.number
         for state in job.ranks.values():
-            state.forget(job.seq)
-            state.step, state.phase, state.phase_evidence = None, "start", None
+            state.restart(job.seq)
         job.started_t = event.t
-        job.moved_t = None
+        job.moved_t, job.trained_t = None, float("-inf")
 
 
 def _number(text: str | None) -> int | None:

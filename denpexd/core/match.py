@@ -92,7 +92,7 @@ def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, 
 
 
 def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list[Evidence]) -> Candidate:
-    evidence.sort(key=lambda e: (e.t, e.seq))
+    evidence.sort(key=lambda e: (e.t, e.rank, e.seq))
     cause = evidence[0]
     collateral = tuple(r for r in job.universe if r not in initiating) if rule.stops and initiating else ()
     return Candidate(

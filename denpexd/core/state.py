@@ -3,8 +3,10 @@
 Events only update this state; judging happens elsewhere. Everything kept is an Evidence: enough to quote it.
 """
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from denpexd.core.cadence import Rhythm
 from denpexd.core.events import Exit, Frame, Frames, Raised
@@ -12,6 +14,7 @@ from denpexd.core.events import Exit, Frame, Frames, Raised
 MAX_RAISED = 8
 MAX_METRICS = 256
 MAX_SIGNALS = 512
+MAX_GROUPS = 256  # process groups a rank may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Evidence:
     seq: int = 0
     weight: str = "fatal"  # fatal, or suspect: true only if training stopped
     history: bool = False
+
+    def saying(self, means: str) -> "Evidence":
+        """The same observation in the words of another signal."""
+        return replace(self, means=means)
 
     @property
     def witness(self) -> tuple[int, str]:
@@ -63,9 +70,15 @@ class Collective:
     op: str = ""
     seq: int | None = None
     numel: int | None = None
+    shape: str | None = None
     enqueued: int | None = None
     completed: int | None = None
     evidence: Evidence | None = None
+
+    @property
+    def kind(self) -> str:
+        """The operation; one element means a barrier or a scalar, which no gradient or batch is."""
+        return f"{self.op}/1" if self.op and self.numel == 1 else self.op
 
     @property
     def idle(self) -> bool:
@@ -120,6 +133,8 @@ class RankState:
     states: dict[str, Evidence] = field(default_factory=dict)  # frozen, oom_killed, running
     collectives: dict[str, Collective] = field(default_factory=dict)
     metrics: dict[tuple[str, str], tuple[float, Evidence]] = field(default_factory=dict)
+    ordinary: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of unremarkable output
+    loss: str | None = None
     reported: Evidence | None = None  # first collateral line
     killing: set[str] = field(default_factory=set)  # signals its launcher announced
 
@@ -143,6 +158,28 @@ class RankState:
         if evidence.weight == "fatal" and known.first.weight == "suspect":
             known.first = evidence
         known.last, known.count, known.fields = evidence, known.count + 1, {**known.fields, **fields}
+
+    def keep(self, new: RaisedBy) -> None:
+        """Remember an exception; when there are too many, one that training survived or that was caught makes room."""
+        if len(self.raised) >= MAX_RAISED:
+
+            def weight(known: RaisedBy) -> tuple[bool, bool]:
+                return known.event.t >= self.moved_t, known.event.uncaught
+
+            weakest = min(self.raised, key=weight)
+            if weight(weakest) >= weight(new):
+                return
+            self.raised.remove(weakest)
+        self.raised.append(new)
+
+    def restart(self, seq: int) -> None:
+        """Another attempt: only its rhythm is as before."""
+        self.forget(seq)
+        self.step = self.total = self.epoch = self.batches = self.aside = self.loss = None
+        self.phase, self.phase_evidence = "start", None
+        self.moved_t = float("-inf")
+        self.metrics.clear()
+        self.ordinary.clear()
 
     def forget(self, before_seq: int) -> None:
         """Drop what belongs to a stop that is over."""
@@ -196,13 +233,45 @@ class JobState:
         return min(known) if known else None
 
     @property
+    def pace(self) -> float | None:
+        """Usual seconds between two movements or, where progress lines are not known, between any two outputs."""
+        if self.usual is not None:
+            return self.usual
+        gaps = [b - a for s in self.ranks.values() for a, b in zip(s.ordinary, list(s.ordinary)[1:], strict=False)]
+        return median(gaps) if len(gaps) > 3 else None
+
+    def lively(self, t: float) -> bool:
+        """Whether some rank went on printing as if nothing had happened, well after `t`."""
+        wait = max(5.0, 2 * (self.pace or 0.0))
+        return any(sum(at > t + wait for at in s.ordinary) >= 3 for s in self.ranks.values() if not s.reported)
+
+    def moved_on(self, rank: RankState, t: float) -> bool:
+        """Whether the rank moved after `t`, or the job made a training step, which needs all ranks.
+
+        Steps already in flight still appear after a failure, hence the grace of two usual gaps.
+        """
+        return max(rank.moved_t, self.trained_t) > t + max(2.0, 2 * (self.usual or 0.0))
+
+    def quiet(self, now: float) -> float:
+        """Seconds without any unremarkable output, of any rank."""
+        last = max((s.ordinary[-1] for s in self.ranks.values() if s.ordinary), default=float("-inf"))
+        return min(self.silence(now), now - last)
+
+    @property
     def over(self) -> bool:
         """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
         launcher = self.ranks.get(-1)
         if launcher is not None and launcher.exits:
             return True
         heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
-        return bool(heard) and all(s.phase == "end" or s.gone for s in heard)
+        return bool(heard) and all(s.gone for s in heard)
+
+    @property
+    def ended(self) -> bool:
+        """Every rank that tells its steps (or, if none does, anything) said that training is over, or is gone."""
+        heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
+        tell = [s for s in heard if s.moves] or heard
+        return self.over or (bool(tell) and all(s.phase == "end" or s.gone for s in tell))
 
     @property
     def busiest(self) -> RankState | None:
@@ -220,3 +289,11 @@ class JobState:
         """The phase the job was in when it fell silent: the newest phase line of any rank."""
         known = [s for s in self.ranks.values() if s.phase != "start"]
         return max(known, key=lambda s: s.phase_t).phase if known else "start"
+
+
+Answer = list[Evidence]  # what a fact gives: empty when it does not hold
+
+
+def observed(rank: RankState, now: float, text: str, means: str, *, kind: str = "core") -> Evidence:
+    """What the correlator itself saw about a rank."""
+    return Evidence(rank.rank, kind, "denpexd", 0, now, text, means, seq=rank.moved_seq)

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 STDIN = "-"
 _SAMPLE = 8 << 10
-_MOST_NULS = 0.01
+_CONTROL = bytes(c for c in range(32) if c not in b"\a\b\t\n\f\r\x1b")
+_MOST_CONTROL = 0.03  # of the bytes of a text; of compressed or compiled data it is a tenth
 _HOW = "give log files, folders that hold *.log, *.out or *.err files, globs, or - for standard input"
 
 
@@ -50,8 +51,10 @@ class Finished:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             sample = file.read(_SAMPLE).lstrip(b"\0")  # a truncated file begins with a hole
-            if sample.count(b"\0") > _MOST_NULS * len(sample):
-                raise SourceError(f"{self.found.path}: is not a text log (binary content); {_HOW}")
+            if size == 0 and (self.named or self.stream is not None):
+                raise SourceError(f"{self.found.path}: is empty: there is nothing to explain")
+            if len(sample) - len(sample.translate(None, _CONTROL)) > _MOST_CONTROL * len(sample):
+                raise SourceError(f"{self.found.path}: is not a text log (binary content, or not UTF-8); {_HOW}")
             file.seek(0)
             yield file, size
 
@@ -104,8 +107,9 @@ def _discover(paths: Sequence[str]) -> list[Found]:
             return found
     discovery = Discovery(paths, None)
     found = discovery.scan()
-    if not found and discovery.errors:
-        raise SourceError(f"{'; '.join(discovery.errors)}. To use it here: {_HOW}")
+    said = [why for why in discovery.errors if not why.endswith("waiting for one")]
+    if not found and said:
+        raise SourceError(f"{'; '.join(said)}; {_HOW}")
     return found
 
 

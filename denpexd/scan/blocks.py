@@ -37,6 +37,12 @@ _LOG_HEADER = re2.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.,
 _LAUNCHER_PATH = re2.compile(
     r"^torch/distributed/(?:run|launch|launcher|elastic)\b|(?:^|/)torchrun$|^runpy\.py$|^<frozen runpy>$"
 )
+# Printed by hooks of Python that let the process live: threads, finalisers, tasks.
+_SURVIVED = re2.compile(
+    r"^\s*(?:Exception ignored (?:in|on|while)|Exception in thread |Unhandled exception in|Task exception was never"
+    r" retrieved|Error in atexit|Error in sys\.excepthook)"
+)
+_SPAWNED = re2.compile(r"-- Process (\d+) terminated with the following error")
 _THREAD = re2.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[([^\]]*)\])?.{0,60}\(most recent call first\):")
 
 
@@ -94,7 +100,7 @@ class Traceback:
         self._indent = len(before) - len(before.lstrip(" ")) if "+" not in before else 0
         self._grouped = "Exception Group" in before
         self._headed = _LOG_HEADER.search(before) is not None
-        self._logged = is_logged(before) or is_logged(opening.before)
+        self._logged = is_logged(before) or is_logged(opening.before) or _SURVIVED.search(opening.before) is not None
         self._chain: list[_Exception] = []
         self._now = self._filling = _Exception()
         self._state = "frames"
@@ -214,6 +220,8 @@ class Traceback:
         frames = tuple(frame for part in everything for frame in reversed(part.frames))
         o, (kind, message) = self.opening, raised[0].pair
         rank = UNKNOWN_RANK if _is_launcher(raised[0]) else o.rank
+        if rank == UNKNOWN_RANK and (spawned := _SPAWNED.search(message)) is not None:
+            rank = int(spawned.group(1))
         uncaught = o.hooked or not self._logged
         text = (f"{kind}: {message}".splitlines()[0] if message else kind)[:500] or o.text
         chain = tuple(part.pair for part in everything)

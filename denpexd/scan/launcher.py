@@ -24,6 +24,9 @@ PATTERNS = {
     "forcing": r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via (?:Signals\.)?(?P<signal>\w+)",
     "oom_kill": r"[Oo]ut of memory: Killed process (?P<pid>\d+)|oom-kill:.*\bpid=(?P<pid_kernel>\d+)"
     r"|pid=(?P<pid_ray>\d+), memory used=[\d.]+[KMGT]i?B\) was running",
+    "spawn_exit": r"\bprocess (?P<rank>\d+) terminated with (?:signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
+    "composer_exit": r"Global rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)",
+    "ray_rank": r"ip=[0-9a-fA-F.:]+, pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)",
     "restart": r"Worker group \w+\. (?P<left>\d+)/(?P<most>\d+) attempts left; will restart worker group",
     "new_nodes": r"Detected \d+ new nodes from group_rank=\d+; will restart worker group",
     "restart_count": r"restart_count=(?P<count>\d+)",
@@ -55,6 +58,7 @@ _SIGNALS = {
     "Bus error": -7,
 }
 _SIGNAL_NAMES = {"9": "SIGKILL", "15": "SIGTERM", "2": "SIGINT", "1": "SIGHUP"}
+_NUMBERS = {"KILL": 9, "TERM": 15, "ABRT": 6, "SEGV": 11, "BUS": 7, "INT": 2, "FPE": 8, "ILL": 4}
 _MOST_TASKS = 65536
 _MOST_REMEMBERED = 10_000
 _HOLD = 1.0
@@ -106,6 +110,11 @@ class LauncherReader:
                 return [Exit(t, rank, int(groups["code"]), "launcher")]
             case "killing" | "forcing":
                 return [self._killing(groups, line, t, offset, history)]
+            case "spawn_exit" | "composer_exit":
+                code = int(groups["code"]) if groups.get("code") else -_NUMBERS.get(groups["name"], 9)
+                return [Exit(t, int(groups["rank"]), code, "launcher")]
+            case "ray_rank":
+                return [Joined(t, int(groups["rank"]), None, int(groups["pid"]))]
             case "oom_kill":
                 pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_ray") if groups.get(g))
                 rank = self.ranks.get(int(pid), UNKNOWN_RANK)

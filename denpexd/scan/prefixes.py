@@ -12,7 +12,9 @@ from denpexd.core.events import UNKNOWN_RANK
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
-_GLUED = re2.compile(rb"\[\d+,(\d+)\]<(?:stdout|stderr|stddiag)>:|[^\s:](\[rank\d{1,6}\]:)", _OPTIONS)
+_MPI_GLUED = rb"\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
+_GLUED = re2.compile(_MPI_GLUED + rb"|[^\s:](\[rank\d{1,6}\]:)", _OPTIONS)
+_DETERMINED = re2.compile(rb"^\[rank=(\d{1,6})\] \|\| ", _OPTIONS)
 _LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
 _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
 _RAY = re2.compile(
@@ -164,6 +166,10 @@ class PrefixReader:
             tags.local, tags.local_tag = number, f"{name.decode()}{number}"
             tags.outer.append(tags.local_tag)
             return piece[found.end(2) + 2 :]
+        if (found := _DETERMINED.search(piece)) is not None:
+            tags.torch = int(found.group(1))
+            tags.outer.append(f"determined{tags.torch}")
+            return piece[found.end() :]
         if (found := _KUBECTL.search(piece)) is not None:
             tags.fields.update(pod=found.group(1).decode("utf-8", "replace"))
             tags.outer.append(tags.fields["pod"])

@@ -6,7 +6,7 @@ that people see in the report are then those of the log.
 """
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -48,7 +48,7 @@ _PREFIX = re.compile(
 _HEAD = 200
 _JSON_HEAD = 600
 _DAY = 86400.0
-_YEAR = 365.25 * _DAY
+_AHEAD = 31 * _DAY  # a log without years is older than its reference rather than this much younger
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ def _stamp(part: dict[str, str | None]) -> Stamp | None:
     if part.get("epoch"):
         return _of_epoch(str(part["epoch"]))
     year = int(part["Y"] or 0) if part.get("Y") else 2000 + int(part["y"] or 0) if part.get("y") else None
+    if year is not None and not 2000 <= year < 2100:  # noise, or the epoch of a clock that was never set
+        return None
     month, day, slashes = _date(part)
     seconds = int(part["h"] or 0) * 3600 + int(part["m"] or 0) * 60 + int(part["s"] or 0)
     exact = seconds + float(f"0.{part['f'][1:]}" if part.get("f") else 0)  # type: ignore[index]  # just asked for
@@ -145,7 +147,8 @@ class Axis:
     """Times of one file: Unix seconds at some offsets, and a guess between and behind them.
 
     `moves`: offsets at which training moved. Where no line tells the time, a movement takes a second and 64 KiB of
-    anything else take one: a burst of error text is short, a long progress bar is not.
+    anything else take one: a burst of error text is short, a long progress bar is not. Movements between two timestamps
+    fill the time between them.
     """
 
     offsets: list[int] = field(default_factory=list)
@@ -162,7 +165,7 @@ class Axis:
 
     def pace(self, offset: int) -> float:
         """Seconds from the start of the file to `offset` by the pseudo-clock alone."""
-        return bisect_right(self.moves, offset) + offset / self.NEAR
+        return bisect_left(self.moves, offset) + offset / self.NEAR
 
     def at(self, offset: int) -> float:
         """The time of `offset`; seconds of the pseudo-clock in a file without timestamps."""
@@ -173,8 +176,15 @@ class Axis:
             return self.times[0] - (self.pace(self.offsets[0]) - self.pace(offset))
         guess = self.pace(offset) - self.pace(self.offsets[at])
         if at + 1 < len(self.times):
-            guess = min(guess, self.times[at + 1] - self.times[at])
+            gap = self.times[at + 1] - self.times[at]
+            if self.moved(self.offsets[at], self.offsets[at + 1]):
+                guess *= gap / (self.pace(self.offsets[at + 1]) - self.pace(self.offsets[at]))
+            guess = min(guess, gap)
         return self.times[at] + guess
+
+    def moved(self, start: int, stop: int) -> bool:
+        """Whether training moved between two offsets."""
+        return bisect_left(self.moves, stop) > bisect_left(self.moves, start)
 
 
 def resolve(stamps: Sequence[tuple[int, Stamp]], moves: Sequence[int], reference: float) -> Axis:
@@ -206,7 +216,8 @@ def _complete(stamp: Stamp, near: float, day_first: bool) -> float:
     if stamp.year is not None:
         return _unix(stamp.year, month, day, stamp.seconds)
     year = datetime.fromtimestamp(near, UTC).year
-    return min((_unix(y, month, day, stamp.seconds) for y in (year - 1, year, year + 1)), key=lambda t: abs(t - near))
+    times = [_unix(y, month, day, stamp.seconds) for y in (year - 1, year, year + 1)]
+    return min((t for t in times if t <= near + _AHEAD), key=lambda t: abs(t - near))
 
 
 def _rising(times: Sequence[float]) -> list[int]:

@@ -1,10 +1,12 @@
 """Stories of real processes: jobs, the daemon as a user starts it, and receivers of its alerts.
 
-A test module names its stories in STORIES. All stories of the chosen tests run at the same time, each in a folder of
-its own, and every test judges what its story brought back. So ten minutes of waiting take two.
+A test module names its stories in STORIES, with the seconds they take. They run beside each other, each in a folder of
+its own, from the first test of this folder on; the tests that are their own story come first, then every other test
+judges what its story brought back. So ten minutes of waiting take three.
 """
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -24,6 +26,7 @@ import yaml
 
 JOBS = Path(__file__).parent / "jobs"
 BIN = Path(sys.executable).parent
+AT_ONCE = 5  # more would only make every start-up slower
 START_UP = 150.0  # seconds until a job must have got going: torch is slow to import on a loaded machine
 
 
@@ -169,6 +172,12 @@ class Place:
         self._undo.append(sink.close)
         return sink
 
+    def start(self, command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        """A process whose standard output is read through a pipe, if `options` do not say otherwise."""
+        process = subprocess.Popen(command, **{"stdout": subprocess.PIPE, **options})
+        self._undo.append(lambda: _end(process))
+        return process
+
     def torchrun(self, script: str, *arguments: str, ranks: int = 2, launcher_log: str = "launcher.log") -> Job:
         """A job under torchrun whose ranks' output goes to `logs`. `launcher_log`: path below our folder."""
         logs = self.folder / "logs"
@@ -214,7 +223,7 @@ class Stories:
     """The stories of the chosen tests, running or told."""
 
     def __init__(self, folder: Path, told: Mapping[str, Callable[[Place], Any]]) -> None:
-        self._pool = ThreadPoolExecutor(max(1, len(told)))
+        self._pool = ThreadPoolExecutor(AT_ONCE)
         self._running = {name: self._pool.submit(_tell, story, folder / name) for name, story in told.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -226,6 +235,14 @@ class Stories:
         self._pool.shutdown(cancel_futures=True)
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it if it still runs, and close our end of its output."""
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
 def _tell(story: Callable[[Place], Any], folder: Path) -> Any:
     folder.mkdir()
     place = Place(folder)
@@ -235,14 +252,25 @@ def _tell(story: Callable[[Place], Any], folder: Path) -> Any:
         place.clear()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
-    """All stories of the chosen tests, started at once."""
-    chosen = {item.module for item in request.session.items if "stories" in getattr(item, "fixturenames", ())}
-    told = {name: story for module in chosen for name, story in getattr(module, "STORIES", {}).items()}
-    running = Stories(tmp_path_factory.mktemp("stories"), told)
+    """All stories of the chosen tests, the longest first."""
+    chosen = {item.module for item in request.session.items if _judges_a_story(item)}
+    known = [entry for module in chosen for entry in getattr(module, "STORIES", {}).items()]
+    longest_first = sorted(known, key=lambda entry: -entry[1][0])
+    running = Stories(tmp_path_factory.mktemp("stories"), {name: story for name, (_, story) in longest_first})
     yield running
     running.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """While a test waits for its story nothing else happens, so these come last."""
+    items.sort(key=_judges_a_story)
+
+
+def _judges_a_story(item: Any) -> bool:
+    return "stories" in inspect.signature(item.obj).parameters
 
 
 @pytest.fixture

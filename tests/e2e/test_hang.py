@@ -69,7 +69,7 @@ def slow_validation(place: Any) -> tuple[int, list[Any]]:
     return code, sink.alerts
 
 
-STORIES = {"deadlock": deadlock, "slow validation": slow_validation}
+STORIES = {"deadlock": (120, deadlock), "slow validation": (90, slow_validation)}
 
 
 def test_a_hang_is_explained_within_a_minute_while_the_job_still_hangs(stories: Any) -> None:

@@ -48,7 +48,7 @@ def told(c: Candidate, job: JobState, now: float = 20.0, **changes: Any) -> dict
 
 def test_texts_name_the_ranks_and_leave_other_braces_alone(job: JobState) -> None:
     said = told(found(), job)
-    assert said["quick_answer"] == "Rank 1 read a broken file; rank 0,2 waits, rank 3 is unknown."
+    assert said["quick_answer"] == "Rank 1 read a broken file; ranks 0,2 waits, rank 3 is unknown."
     assert said["remediation"] == [
         {"do": "check the file of rank 1", "risk": "read-only", "command": "check 1 ${HOME}"},
         {"do": "restart", "risk": "restart"},
@@ -56,7 +56,7 @@ def test_texts_name_the_ranks_and_leave_other_braces_alone(job: JobState) -> Non
 
 
 def test_texts_name_the_ranks_of_a_role(job: JobState) -> None:
-    assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, rank 0,2-3 waits."
+    assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, ranks 0,2-3 waits."
 
 
 def test_ranks_that_are_not_known_are_called_unknown(job: JobState) -> None:
@@ -67,11 +67,11 @@ def test_ranks_that_are_not_known_are_called_unknown(job: JobState) -> None:
 
 def test_the_summary_says_who_when_and_how_long(job: JobState) -> None:
     assert told(found(), job)["summary"] == (
-        "A file is broken: rank 1 of 4. Rank 0,2 only wait or fail as a consequence. Last step seen: 42. "
+        "A file is broken: rank 1 of 4. Ranks 0,2 only wait, or fail as a consequence. Last step seen: 42. "
         "No progress for 12 s."
     )
     alone = told(found(collateral=(2,)), job, found_at_start=True)["summary"]
-    assert "Rank 2 only waits or fails as a consequence." in alone
+    assert "Rank 2 only waits, or fails as a consequence." in alone
     assert alone.endswith("Found in the logs when denpexd started.")
 
 

@@ -207,8 +207,13 @@ def test_a_stall_beyond_the_budget_depends_on_the_phase(world: World) -> None:
     assert world.who(fact("stalled", budget=True), now=910.0) == [0]
 
 
-def test_a_job_that_is_over_is_not_stalled(world: World) -> None:
+def test_a_job_that_has_ended_is_not_stalled_beyond_its_budget(world: World) -> None:
     world.steps(0).at(11.0, line(0, "finished"))
+    assert world.who(fact("stalled", budget=True), now=5000.0) == []
+
+
+def test_a_job_that_is_over_is_not_stalled_at_all(world: World) -> None:
+    world.steps(0).at(11.0, Exit(0.0, 0, 1))
     assert world.who(fact("stalled"), now=5000.0) == []
 
 

@@ -119,14 +119,25 @@ def test_silence_never_counts_from_before_the_start() -> None:
     assert state.silence(130.0) == 30.0
 
 
-def test_a_job_is_over_when_every_rank_that_was_heard_has_ended() -> None:
+def test_a_job_has_ended_when_every_rank_that_was_heard_says_so_or_is_gone() -> None:
     state = job(3)
-    assert not state.over
+    assert not state.ended
     state.ranks[0].printed = state.ranks[1].printed = True
     state.ranks[0].phase = "end"
-    assert not state.over
+    assert not state.ended
     state.ranks[1].exits.append(Exited(Exit(5.0, 1, 0), 1))
+    assert state.ended
+    assert not state.over
+
+
+def test_a_job_is_over_when_every_process_that_was_heard_is_gone() -> None:
+    state = job(3)
+    state.ranks[0].exits.append(Exited(Exit(5.0, 0, 0), 1))
+    state.ranks[1].printed = True
+    assert not state.over
+    state.ranks[1].exits.append(Exited(Exit(5.0, 1, 0), 2))
     assert state.over
+    assert state.ended
 
 
 def test_a_job_is_over_when_its_launcher_has_ended() -> None:

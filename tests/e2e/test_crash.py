@@ -1,0 +1,77 @@
+"""Real ranks that are killed, and jobs that somebody ends on purpose."""
+
+import importlib.util
+import signal
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.torch,
+    pytest.mark.timeout(480),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (group e2e)"),
+]
+
+VANISHED = pytest.mark.xfail(reason="every rank that vanishes within two seconds counts as killed", strict=True)
+LIMIT = 60.0  # seconds from the killed rank's last line to the alert
+AFTERWARDS = 30.0  # seconds in which a second opinion could come
+
+
+def killed(place: Any, launcher_log: str) -> tuple[float, list[Any]]:
+    job, sink = place.torchrun("steady.py", ranks=3, launcher_log=launcher_log), place.sink()
+    place.watch(job.logs, sink, job="e2e")
+    job.wait_for_line("step 12 ", rank=1)
+    job.kill(1)
+    job.launcher.wait(60)
+    last_line = job.last_line_at(rank=1)
+    sink.wait(60.0)
+    time.sleep(AFTERWARDS)
+    return last_line, sink.alerts
+
+
+def ended(place: Any, number: int, launcher_log: str) -> list[Any]:
+    job, sink = place.torchrun("steady.py", launcher_log=launcher_log), place.sink()
+    place.watch(job.logs, sink, job="e2e")
+    job.wait_for_line("step 12 ")
+    job.launcher.send_signal(number)
+    job.launcher.wait(60)
+    time.sleep(AFTERWARDS + 15.0)
+    return sink.alerts
+
+
+STORIES = {
+    "killed": (70, lambda place: killed(place, "logs/launcher.log")),
+    "killed unseen": (70, lambda place: killed(place, "launcher.log")),
+    "terminated": (75, lambda place: ended(place, signal.SIGTERM, "logs/launcher.log")),
+    "terminated unseen": (75, lambda place: ended(place, signal.SIGTERM, "launcher.log")),
+    "interrupted": (75, lambda place: ended(place, signal.SIGINT, "logs/launcher.log")),
+}
+
+
+def test_a_killed_rank_is_named_within_a_minute(stories: Any) -> None:
+    last_line, alerts = stories["killed"]
+
+    print(f"\nseconds from the killed rank's last line to the alert: {alerts[0].at - last_line:.1f}")
+    assert alerts[0].at - last_line < LIMIT
+    verdict = alerts[-1].verdict
+    assert verdict["failure"] == "rank-oom-killed"
+    assert (verdict["initiating_ranks"], verdict["collateral_ranks"]) == ([1], [0, 2])
+    assert len({alert.verdict["key"] for alert in alerts}) == 1
+
+
+@VANISHED
+def test_no_survivor_is_blamed_where_the_launcher_is_not_heard(stories: Any) -> None:
+    _, alerts = stories["killed unseen"]
+
+    assert [alert.verdict["initiating_ranks"] for alert in alerts if alert.verdict["initiating_ranks"] != [1]] == []
+    assert len({alert.verdict["key"] for alert in alerts}) <= 1
+
+
+@VANISHED
+@pytest.mark.parametrize("story", ["terminated", "terminated unseen", "interrupted"])
+def test_a_job_that_somebody_ends_is_no_failure(stories: Any, story: str) -> None:
+    alerts = stories[story]
+
+    assert [alert.verdict["failure"] for alert in alerts] == []

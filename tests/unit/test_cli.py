@@ -1,0 +1,147 @@
+"""The command line as people and scripts use it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from denpexd import __version__
+from denpexd.cli import main
+
+CASES = Path(__file__).parents[1] / "cases"
+COMMANDS = ("run", "exec", "diagnose", "replay", "explain", "rules", "config", "demo")
+HEAVY = ("pydantic", "yaml", "httpx", "starlette", "uvicorn", "apprise", "re2", "hyperscan", "prometheus_client")
+
+
+def call(*arguments: str, env: dict[str, str | None] | None = None) -> Result:
+    return CliRunner().invoke(main, arguments, env=env)
+
+
+def test_help_names_the_commands_and_where_to_start() -> None:
+    result = call("--help")
+    assert result.exit_code == 0
+    assert all(f"  {command} " in result.output for command in COMMANDS)
+    assert "denpexd demo" in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = call(command, "-h")
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage:")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = f"import sys, denpexd.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_told() -> None:
+    assert call("--version").output == f"denpexd, version {__version__}\n"
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_replay_gives_a_line_of_json_for_each_case_and_goes_on_after_what_is_none(tmp_path: Path) -> None:
+    chosen = ("lab-kill-n3-srun", "lab-ok-retry-n2")
+    (tmp_path / "broken.yaml").write_text("schema: 1\nid: broken\n")
+    places = [tmp_path, *(CASES / name for name in chosen)]
+    result = call("replay", "--format", "jsonl", "--rules", str(tmp_path), *map(str, places))
+    assert result.exit_code == 2
+    assert "a case folder holds timeline.jsonl" in result.stderr
+    assert f"rule left out: {tmp_path / 'broken.yaml'}:" in result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["case"] for row in rows] == list(chosen)
+    assert [[v["failure"] for v in row["verdicts"]] for row in rows] == [["rank-oom-killed"], []]
+    assert rows[0]["verdicts"][0]["initiating_ranks"] == [2]
+
+
+def test_replay_prints_reports_without_colours_for_a_pipe() -> None:
+    result = call("replay", str(CASES / "lab-kill-n3-srun"))
+    assert result.exit_code == 0
+    assert "== lab-kill-n3-srun: 1 incident(s)" in result.output
+    assert "\x1b[" not in result.output
+
+
+# --- explain, rules ---------------------------------------------------------------------------------------------------
+
+
+def test_explain_prints_the_entry() -> None:
+    result = call("explain", "rank-oom-killed")
+    assert result.exit_code == 0
+    assert "What to do" in result.output
+
+
+def test_explain_knows_aliases_and_speaks_json() -> None:
+    plain = json.loads(call("explain", "syncbatchnorm-single-rank-eval-deadlock", "--format", "json").output)
+    other = json.loads(call("explain", "syncbatchnorm-single-rank-eval", "--format", "json").output)
+    assert plain == other
+    assert plain["id"] == "syncbatchnorm-single-rank-eval-deadlock"
+
+
+def test_explain_suggests_what_was_probably_meant() -> None:
+    result = call("explain", "rank-oom-kiled")
+    assert result.exit_code == 2
+    assert "did you mean rank-oom-killed" in result.stderr
+    assert "see: denpexd rules list" in call("explain", "zzzzzzzz").stderr
+
+
+def test_rules_are_listed_by_category() -> None:
+    hangs = call("rules", "list", "--category", "hang").output.splitlines()
+    assert len(hangs) >= 5
+    assert all(line.startswith("hang ") for line in hangs)
+    rows = json.loads(call("rules", "list", "--format", "json").output)
+    assert len(rows) > len(hangs)
+    assert {"id", "title", "category", "severity"} <= set(rows[0])
+
+
+def test_the_schema_of_rule_files_is_json() -> None:
+    assert "properties" in call("rules", "schema").output
+    json.loads(call("rules", "schema").output)
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_a_good_configuration_is_called_valid_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("job: my-run\nsinks: [{type: webhook, url: 'https://user:secret@example.org/x'}]\n")
+    assert call("config", "check", "-c", str(path)).output == "the configuration is valid\n"
+    shown = call("config", "show", "-c", str(path)).output
+    assert yaml.safe_load(shown)["job"] == "my-run"
+    assert "secret@" not in shown
+
+
+def test_every_mistake_of_a_configuration_is_said_without_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("jobb: my-run\nweb: {port: 99999999}\n")
+    result = call("config", "check", "-c", str(path))
+    assert result.exit_code == 2
+    assert "jobb" in result.stderr
+    assert "port" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_an_unknown_variable_is_a_mistake() -> None:
+    result = call("config", "check", env={"DENPEXD_JOBB": "x"})
+    assert result.exit_code == 2
+    assert "DENPEXD_JOBB" in result.stderr
+
+
+def test_run_without_anything_to_watch_says_what_is_missing() -> None:
+    result = call("run")
+    assert result.exit_code == 2
+    assert "nothing to watch" in result.stderr
+
+
+def test_the_installed_command_answers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "denpexd", "--version"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert done.stdout == f"denpexd, version {__version__}\n"

@@ -1,0 +1,91 @@
+"""Events as journal lines and back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frame, Frames, Hit, Joined, Raised, Tick
+from denpexd.errors import CaseError
+from denpexd.journal import decode, encode
+
+times = st.floats(allow_nan=False, allow_infinity=False)
+ranks = st.integers(-1, 10**6)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+fields = st.dictionaries(texts, texts, max_size=3)
+frames = st.lists(st.builds(Frame, texts, texts, st.integers(0, 10**6)), max_size=4).map(tuple)
+chains = st.lists(st.tuples(texts, texts), max_size=3).map(tuple)
+threads = st.lists(st.tuples(texts, frames), max_size=2).map(tuple)
+some = st.none() | st.integers(-64, 10**6)
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Hit, times, ranks, texts, texts, st.integers(0), texts, fields, st.booleans(), st.booleans()),
+    st.builds(Frames, times, ranks, texts, frames, texts, st.integers(0), some, st.none() | texts, threads),
+    st.builds(
+        Raised,
+        times,
+        ranks,
+        texts,
+        st.integers(0),
+        texts,
+        chains,
+        frames,
+        uncaught=st.booleans(),
+        history=st.booleans(),
+    ),
+    st.builds(Exit, times, ranks, some, texts),
+    st.builds(Fact, times, ranks, texts, fields, texts, st.integers(0), texts, st.booleans()),
+    st.builds(Joined, times, ranks, st.none() | texts, some, some),
+    st.builds(Attempt, times, st.integers(0, 99)),
+    st.builds(Blind, times, times),
+)
+
+
+@given(texts, events)
+def test_an_event_comes_back_as_it_was(job: str, event: Event) -> None:
+    written = encode(job, event)
+    assert written is not None
+    assert "\n" not in written
+    assert decode(written) == (job, event)
+
+
+@pytest.mark.parametrize("event", [Activity(1.0, 0, "rank0", 10), Tick(1.0)])
+def test_what_other_events_imply_is_left_out(event: Event) -> None:
+    assert encode("job", event) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "7",
+        "null",
+        "{}",
+        '{"job": "j"}',
+        '{"job": "j", "event": "Tick", "t": 1}',
+        '{"job": "j", "event": ["Exit"], "t": 1}',
+        '{"job": "j", "event": "Exit"}',
+        '{"job": "j", "event": "Exit", "t": 1, "rank": 0, "more": 1}',
+        '{"event": "Exit", "t": 1, "rank": 0}',
+        '{"job": "j", "event": "Frames", "t": 1, "rank": 0, "kind": "x", "frames": [{"function": "f"}]}',
+        '{"job": "j", "event": "Frames", "t": 1, "rank": 0, "kind": "x", "frames": 3}',
+    ],
+)
+def test_a_line_that_is_none_is_refused_and_quoted(line: str) -> None:
+    with pytest.raises(CaseError, match="not a journal line"):
+        decode(line)
+
+
+@given(events, st.data())
+def test_a_line_that_was_cut_off_is_refused(event: Event, data: st.DataObject) -> None:
+    written = encode("job", event) or ""
+    with pytest.raises(CaseError):
+        decode(written[: data.draw(st.integers(0, len(written) - 1))])
+
+
+def test_lines_are_compact_and_readable() -> None:
+    written = encode("run ü", Exit(1.5, 3, -9))
+    assert written == '{"job":"run ü","event":"Exit","t":1.5,"rank":3,"code":-9,"source":"process"}'
+    assert json.loads(written)["rank"] == 3

@@ -1,0 +1,238 @@
+"""Bytes of many files through one pipeline: which job and attempt they belong to, and what they cause."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denpexd.catalog.load import load
+from denpexd.core.cadence import Limits
+from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Hit, Joined, Opened
+from denpexd.ingest.discover import Found
+from denpexd.ingest.tail import TailRead
+from denpexd.journal import decode
+from denpexd.pipeline import Outcome, Pipeline
+from denpexd.scan.engine import choose_engine
+from denpexd.scan.scanner import Scanner
+
+TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
+START = 1_000.0
+CRASH = (
+    'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    main()\nFormatError: bad magic\n'
+)
+
+
+@pytest.fixture(scope="module")
+def scanner() -> Scanner:
+    return Scanner([s for s in TINY.signals.values() if s.kind == "log"], choose_engine())
+
+
+class Files:
+    """Files that grow, and the pipeline that is shown what was added."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self.pipeline = Pipeline(TINY, scanner, start_t=START, limits=Limits())
+        self.done = Outcome()
+        self._sizes: dict[Path, int] = {}
+
+    def add(self, t: float, rank: int, text: str, *, history: bool = False, event: str = "", **where: Any) -> Outcome:
+        known = found(rank, **where)
+        size = 0 if event else self._sizes.get(known.path, 0)
+        data = text.encode()
+        self._sizes[known.path] = size + len(data)
+        outcome = self.pipeline.feed(known, TailRead(data, size, history=history, event=event), START + t)
+        self.done.merge(outcome)
+        return outcome
+
+    def train(self, first: int, last: int, ranks: int = 2, **where: Any) -> None:
+        for n in range(first, last + 1):
+            for rank in range(ranks):
+                self.add(n, rank, f"step {n}\n", **where)
+            self.done.merge(self.pipeline.tick(START + n))
+
+    def wait(self, first: int, last: int) -> None:
+        for second in range(first, last + 1):
+            self.done.merge(self.pipeline.tick(START + second))
+
+    @property
+    def verdicts(self) -> list[Mapping[str, Any]]:
+        return [dict(v) for job in self.pipeline.jobs.values() for v in job.core.verdicts()]
+
+
+def found(rank: int, *, job: str = "run", run: str = "", attempt: int | None = None, path: str | None = None) -> Found:
+    where = Path(path or f"/logs/{job}/{run}/{attempt}/rank{rank}.log")
+    return Found(where, job, rank, attempt, "stdout", False, run)
+
+
+@pytest.fixture
+def files(scanner: Scanner) -> Files:
+    return Files(scanner)
+
+
+def test_a_crash_is_told_with_the_file_and_place_that_prove_it(files: Files) -> None:
+    files.train(1, 10)
+    before = len("".join(f"step {n}\n" for n in range(1, 11)))
+    files.add(11, 1, CRASH)
+    files.add(12, 0, "peer was lost\n")
+    files.wait(12, 60)
+    (opened,) = files.done.changes
+    assert isinstance(opened, Opened)
+    assert (opened.verdict["failure"], opened.verdict["initiating_ranks"]) == ("bad-file", [1])
+    (quote, *_) = files.verdicts[0]["evidence"]
+    assert (quote["source"], quote["offset"], quote["rank"]) == ("/logs/run/None/rank1.log", before, 1)
+
+
+def test_what_the_core_wants_names_its_job(files: Files) -> None:
+    files.train(1, 10)
+    files.wait(11, 30)
+    assert {(job, want.kind) for job, want in files.done.wants} == {("run", "stacks")}
+
+
+def test_jobs_are_judged_apart(files: Files) -> None:
+    for n in range(1, 11):
+        for job in ("one", "two"):
+            files.add(n, 0, f"step {n}\n", job=job)
+            files.add(n, 1, f"step {n}\n", job=job)
+    files.add(11, 1, CRASH, job="two")
+    files.add(11.5, 0, "peer was lost\n", job="two")
+    files.wait(12, 30)
+    assert [v["job"] for v in files.verdicts] == ["two"]
+    assert dict(files.pipeline.open_labels) == {("two", "bad-file", "data", "high"): 1}
+
+
+def test_a_line_that_comes_in_two_reads_is_one_line(files: Files) -> None:
+    files.add(1, 0, "ste")
+    files.add(2, 0, "p 7\nst")
+    assert files.pipeline.jobs["run"].core.job.ranks[0].step == 7
+    assert (files.pipeline.lines, files.pipeline.bytes) == (1, 9)
+
+
+def test_an_unfinished_line_of_a_file_that_was_replaced_counts_as_it_is(files: Files) -> None:
+    files.add(1, 0, "step 7")
+    files.add(2, 0, "step 1\n", event="replaced")
+    assert files.pipeline.jobs["run"].core.job.ranks[0].step == 1
+    assert files.pipeline.jobs["run"].core.job.moves == 2
+
+
+def test_what_the_core_was_fed_is_journaled_without_ticks_and_activity(files: Files) -> None:
+    files.train(1, 3, ranks=1)
+    events = [decode(line) for line in files.done.journal]
+    assert [(job, type(e)) for job, e in events] == [("run", Hit)] * 3
+    assert files.pipeline.world("run", START, 4).journal
+    assert isinstance(decode(files.pipeline.world("run", START, 8).journal[0])[1], Joined)
+    assert files.pipeline.jobs["run"].core.job.world_size == 8
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_a_new_attempt_begins_a_new_attempt_once(files: Files) -> None:
+    files.train(1, 5, run="a", attempt=0)
+    files.train(6, 7, run="a", attempt=1)
+    assert files.pipeline.jobs["run"].core.job.attempt == 1
+    assert sum('"event":"Attempt"' in line for line in files.done.journal) == 1
+
+
+def test_another_run_of_the_same_job_is_another_start_of_it(files: Files) -> None:
+    files.train(1, 5, run="a", attempt=0)
+    files.train(6, 7, run="b", attempt=0)
+    assert sum('"event":"Attempt"' in line for line in files.done.journal) == 1
+
+
+def test_late_lines_of_an_earlier_attempt_change_nothing(files: Files) -> None:
+    files.train(1, 5, run="a", attempt=0)
+    files.train(6, 15, run="a", attempt=1)
+    assert files.add(16, 1, CRASH, run="a", attempt=0) == Outcome()
+    files.train(17, 60, run="a", attempt=1)
+    assert files.done.changes == []
+
+
+def test_a_launchers_own_log_beside_the_folders_belongs_to_every_attempt(files: Files) -> None:
+    files.add(1, UNKNOWN_RANK, "sync layers in use\n", path="/logs/run.log")
+    files.train(2, 5, run="a", attempt=0)
+    files.add(6, UNKNOWN_RANK, "file is broken\n", path="/logs/run.log")
+    assert not any('"event":"Attempt"' in line for line in files.done.journal)
+    seen = files.pipeline.jobs["run"].core.job.ranks[UNKNOWN_RANK].seen
+    assert set(seen) == {"line.sync_layers", "bad-file.printed"}
+
+
+def test_a_crash_closes_and_counts_when_the_next_attempt_trains(files: Files) -> None:
+    files.train(1, 10, run="a", attempt=0)
+    files.add(10.5, 1, CRASH, run="a", attempt=0)
+    files.add(10.75, 0, "peer was lost\n", run="a", attempt=0)
+    files.wait(11, 12)
+    assert dict(files.pipeline.settled) == {}
+    files.train(13, 40, run="a", attempt=1)
+    assert [type(c) for c in files.done.changes] == [Opened, Closed]
+    assert dict(files.pipeline.settled) == {("run", "bad-file", "data", "high"): 1}
+    assert dict(files.pipeline.open_labels) == {}
+
+
+# --- the daemon's own life --------------------------------------------------------------------------------------------
+
+
+def test_old_history_pages_nobody_and_recent_history_does(scanner: Scanner) -> None:
+    told = {}
+    for recent in (False, True):
+        files = Files(scanner)
+        files.done.merge(files.pipeline.recent("run", START, recent=recent))
+        files.add(0, 1, "step 1\n" + CRASH, history=True)
+        files.add(0, 0, "peer was lost\n", history=True)
+        files.wait(1, 60)
+        told[recent] = [c.verdict["failure"] for c in files.done.changes]
+    assert told == {False: [], True: ["bad-file"]}
+
+
+def test_a_blind_daemon_takes_no_silence_for_a_hang(files: Files) -> None:
+    files.train(1, 10)
+    files.pipeline.blind(START + 900, START + 11)
+    files.wait(901, 905)
+    assert files.done.changes == []
+    assert files.done.wants == []
+
+
+def test_the_end_of_the_bytes_ends_open_lines_and_says_what_had_not_settled(files: Files) -> None:
+    files.train(1, 10)
+    files.add(11, 1, CRASH.rstrip("\n"))
+    assert files.done.changes == []
+    outcome = files.pipeline.flush(START + 11.5)
+    assert [c.verdict["failure"] for c in outcome.changes] == ["bad-file"]
+    assert any('"event":"Raised"' in line for line in outcome.journal)
+
+
+def test_evidence_goes_to_the_job_that_it_is_about(files: Files) -> None:
+    files.train(1, 10)
+    files.add(11, 1, CRASH)
+    outcome = files.pipeline.evidence("run", [Exit(START + 11.5, 1, 1)])
+    assert outcome.journal
+    files.done.merge(outcome)
+    files.wait(12, 13)
+    assert [v["certainty"] for v in files.verdicts] == ["confirmed"]
+
+
+def test_a_restarted_pipeline_knows_its_open_incidents(files: Files, scanner: Scanner) -> None:
+    files.train(1, 10)
+    files.add(11, 1, CRASH)
+    files.add(11.5, 0, "peer was lost\n")
+    files.wait(12, 30)
+    again = Pipeline(TINY, scanner, start_t=START + 40, limits=Limits())
+    again.restore(files.done.journal, files.verdicts, START + 40)
+    outcome = Outcome()
+    for second in range(41, 80):
+        outcome.merge(again.tick(START + second))
+    assert outcome.changes == []
+    assert dict(again.open_labels) == dict(files.pipeline.open_labels)
+    assert [v["key"] for v in again.jobs["run"].core.verdicts()] == [v["key"] for v in files.verdicts]
+
+
+def test_damaged_lines_of_the_journal_are_left_out_and_counted(
+    files: Files, scanner: Scanner, caplog: pytest.LogCaptureFixture
+) -> None:
+    files.train(1, 5, ranks=1)
+    again = Pipeline(TINY, scanner, start_t=START, limits=Limits())
+    with caplog.at_level(logging.WARNING, "denpexd.pipeline"):
+        again.restore([*files.done.journal, "{", "[]"], [], START + 6)
+    assert "2 lines of the journal are damaged" in caplog.text
+    assert again.jobs["run"].core.job.ranks[0].step == 5

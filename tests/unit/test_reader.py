@@ -1,0 +1,158 @@
+"""Real files that grow under the reader: what is found, read, and remembered."""
+
+import os
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from denpexd.clock import ManualClock
+from denpexd.ingest.discover import Discovery
+from denpexd.ingest.wake import Waker
+from denpexd.reader import Reader
+
+Text = tuple[str, int, str, bool]  # name, rank, text, history
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.log").write_text(f"old {rank}\n")
+    return tmp_path
+
+
+class Readers:
+    """Readers of one folder, closed at the end."""
+
+    def __init__(self, folder: Path, clock: ManualClock) -> None:
+        self._folder, self._clock, self._open = folder, clock, list[Reader]()
+
+    def new(self, saved: Mapping[str, str] | None = None) -> Reader:
+        waker = Waker(self._clock, enabled=False)
+        reader = Reader(Discovery([str(self._folder)], "run"), self._clock, waker, saved or {}, 2.0)
+        self._open.append(reader)
+        return reader
+
+    def close(self) -> None:
+        for reader in self._open:
+            reader.close()
+
+
+@pytest.fixture
+async def readers(folder: Path) -> AsyncIterator[Readers]:
+    made = Readers(folder, ManualClock(1000.0))
+    yield made
+    made.close()
+
+
+async def news(reader: Reader, touched: Iterable[str] | None = None) -> list[Text]:
+    return [(f.path.name, f.rank, r.data.decode(), r.history) async for f, r in reader.round(touched)]
+
+
+def grow(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+async def test_what_stands_in_the_files_at_the_start_is_history_and_the_rest_is_not(
+    readers: Readers, folder: Path
+) -> None:
+    reader = readers.new()
+    assert {(f.path.name, f.job, f.rank) for f in await reader.look_around()} == {
+        ("rank0.log", "run", 0),
+        ("rank1.log", "run", 1),
+    }
+    assert await news(reader) == [("rank0.log", 0, "old 0\n", True), ("rank1.log", 1, "old 1\n", True)]
+    grow(folder / "rank1.log", "new\n")
+    assert await news(reader) == [("rank1.log", 1, "new\n", False)]
+    assert await news(reader) == []
+
+
+async def test_a_file_that_appears_later_is_no_history(readers: Readers, folder: Path) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    (folder / "rank2.log").write_text("first\n")
+    assert [f.rank for f in await reader.look_around()] == [2]
+    assert await news(reader) == [("rank2.log", 2, "first\n", False)]
+
+
+async def test_only_files_that_were_touched_are_read(readers: Readers, folder: Path) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    for rank in range(2):
+        grow(folder / f"rank{rank}.log", f"new {rank}\n")
+    assert await news(reader, {str(folder / "rank1.log"), "/no/such"}) == [("rank1.log", 1, "new 1\n", False)]
+    assert await news(reader) == [("rank0.log", 0, "new 0\n", False)]
+
+
+async def test_a_reader_goes_on_where_the_one_before_it_stopped(readers: Readers, folder: Path) -> None:
+    first = readers.new()
+    await first.look_around()
+    await news(first)
+    saved = first.positions()
+    assert set(saved) == {str(folder / f"rank{rank}.log") for rank in range(2)}
+    grow(folder / "rank0.log", "while away\n")
+    second = readers.new(saved)
+    await second.look_around()
+    assert await news(second) == [("rank0.log", 0, "while away\n", False)]
+
+
+async def test_damaged_positions_are_left_out(readers: Readers, caplog: pytest.LogCaptureFixture) -> None:
+    reader = readers.new({"x": "nonsense", "y": "[1, 2]", "z": "null"})
+    await reader.look_around()
+    assert len(await news(reader)) == 2
+    assert caplog.text.count("a saved position is damaged") == 3
+
+
+async def test_files_that_cannot_be_read_are_counted_and_do_not_stop_the_others(
+    readers: Readers, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "rank0.log").unlink()
+    (folder / "rank0.log").symlink_to(folder / "loop.log")
+    reader = readers.new()
+    await reader.look_around()
+    assert ("rank1.log", 1, "old 1\n", True) in await news(reader)
+    assert sum(reader.states.values()) == len(reader.found)
+
+
+async def test_a_large_file_delays_no_other_and_is_read_in_turns(readers: Readers, folder: Path) -> None:
+    (folder / "rank0.log").write_text("x" * 99 + "\n" * 1 + ("y" * 99 + "\n") * 9999)
+    reader = readers.new()
+    await reader.look_around()
+    first = await news(reader)
+    assert [name for name, *_ in first] == ["rank0.log", "rank1.log"]
+    assert reader.behind()
+    assert reader.lag == 1_000_000 - len(first[0][2])
+    size = len(first[0][2])
+    while reader.behind():
+        size += sum(len(text) for _, _, text, _ in await news(reader))
+    assert (size, reader.lag) == (1_000_000, 0)
+
+
+async def test_the_rank_that_a_process_shows_goes_before_the_name_of_its_file(readers: Readers, folder: Path) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    reader.ranks = {folder / "rank0.log": 5}
+    assert [(name, rank) for name, rank, *_ in await news(reader)] == [("rank0.log", 5), ("rank1.log", 1)]
+
+
+async def test_a_truncated_file_is_read_from_its_beginning_and_counted(readers: Readers, folder: Path) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    (folder / "rank0.log").write_text("a\n")
+    assert [text for _, _, text, _ in await news(reader)] == ["a\n"]
+    assert reader.events["truncated"] + reader.events["replaced"] == 1
+
+
+async def test_a_job_is_recent_if_any_of_its_files_was_written_lately(readers: Readers, folder: Path) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    wall = ManualClock(1000.0).wall()
+    for rank, age in enumerate((5000.0, 700.0)):
+        os.utime(folder / f"rank{rank}.log", (wall - age, wall - age))
+    assert await reader.recent(["run", "other"]) == {"run": False, "other": False}
+    os.utime(folder / "rank1.log", (wall - 500, wall - 500))
+    assert await reader.recent(["run"]) == {"run": True}

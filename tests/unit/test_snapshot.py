@@ -1,0 +1,118 @@
+"""What the console is shown of a job."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from denpexd.catalog.load import load
+from denpexd.core.cadence import Limits
+from denpexd.core.events import Exit, Fact, Hit, Joined, Tick
+from denpexd.core.state import JobState
+from denpexd.pipeline import Pipeline
+from denpexd.scan.engine import choose_engine
+from denpexd.scan.scanner import Scanner
+from denpexd.snapshot import DaemonView, job_view
+from denpexd.web.view import RANK_STATES, Stats
+
+TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
+
+
+def line(t: float, rank: int, signal: str, fields: Mapping[str, str] | None = None) -> Hit:
+    return Hit(t, rank, f"line.{signal}", f"rank{rank}", 0, signal, fields or {})
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    """Four ranks, of which three train a step of half a second, ten at a time."""
+    scanner = Scanner([s for s in TINY.signals.values() if s.kind == "log"], choose_engine())
+    made = Pipeline(TINY, scanner, start_t=0.0, limits=Limits())
+    events = [line(5.0 * n, r, "step", {"step": str(10 * n)}) for n in range(1, 9) for r in range(3)]
+    made.evidence("run", [Joined(0.0, 0, node="n1", pid=77, world_size=4), *events])
+    return made
+
+
+def job(pipeline: Pipeline) -> JobState:
+    return pipeline.jobs["run"].core.job
+
+
+def states(pipeline: Pipeline, now: float, verdicts: Sequence[Mapping[str, object]] = ()) -> list[str]:
+    return [rank.state for rank in job_view(job(pipeline), now, verdicts).ranks]
+
+
+def test_a_job_that_trains(pipeline: Pipeline) -> None:
+    view = job_view(job(pipeline), 42.0, [])
+    assert (view.job, view.attempt, view.step, view.step_seconds, view.world_size) == ("run", 0, 80, 0.5, 4)
+    assert (view.phase, view.stall_seconds) == ("train", 0.0)
+    assert [r.state for r in view.ranks] == ["running", "running", "running", "unheard"]
+    first = view.ranks[0]
+    assert (first.rank, first.step, first.silent_for, first.node, first.pid) == (0, 80, 2.0, "n1", 77)
+    assert view.ranks[3].silent_for is None
+
+
+def test_a_stall_counts_from_two_usual_gaps_on(pipeline: Pipeline) -> None:
+    assert job_view(job(pipeline), 50.0, []).stall_seconds == 0.0
+    assert job_view(job(pipeline), 75.0, []).stall_seconds == 25.0
+
+
+def test_ranks_become_silent_after_a_while_and_gone_with_their_process(pipeline: Pipeline) -> None:
+    assert states(pipeline, 80.0) == ["running", "running", "running", "unheard"]
+    pipeline.evidence("run", [Exit(79.0, 2, None)])
+    assert states(pipeline, 81.0) == ["silent", "silent", "gone", "unheard"]
+
+
+def test_an_incident_says_who_failed_and_who_waits(pipeline: Pipeline) -> None:
+    verdict = {"initiating_ranks": [1], "collateral_ranks": (0, 2, 3)}
+    assert states(pipeline, 42.0, [verdict]) == ["waiting", "failed", "waiting", "unheard"]
+
+
+def test_a_job_that_is_done_does_not_stall(pipeline: Pipeline) -> None:
+    pipeline.evidence("run", [line(41.0, r, "finished") for r in range(2)])
+    pipeline.evidence("run", [Exit(42.0, 2, 0)])
+    assert states(pipeline, 5000.0) == ["done", "done", "gone", "unheard"]
+    assert job_view(job(pipeline), 5000.0, []).stall_seconds == 0.0
+
+
+def test_a_process_that_was_seen_counts_as_running_before_it_prints(pipeline: Pipeline) -> None:
+    pipeline.evidence("run", [Fact(41.0, 3, "running")])
+    assert states(pipeline, 42.0)[3] == "running"
+
+
+def test_every_state_is_one_of_the_published_ones(pipeline: Pipeline) -> None:
+    pipeline.evidence("run", [Exit(79.0, 2, None)])
+    assert {*states(pipeline, 42.0), *states(pipeline, 90.0)} <= set(RANK_STATES)
+
+
+def test_a_job_of_which_nothing_is_known_yet() -> None:
+    view = job_view(JobState("new", 0.0), 100.0, [])
+    assert (view.step, view.step_seconds, view.stall_seconds, view.phase, list(view.ranks)) == (
+        None,
+        None,
+        0.0,
+        "start",
+        [],
+    )
+
+
+def test_the_view_asks_the_daemon_for_everything_else(pipeline: Pipeline) -> None:
+    known: dict[str, Mapping[str, object]] = {"k": {"key": "k", "state": "open"}}
+
+    def incidents(state: str | None, limit: int) -> list[Mapping[str, object]]:
+        return [v for v in known.values() if state in (None, v["state"])][:limit]
+
+    view = DaemonView(
+        pipeline,
+        incidents,
+        known.get,
+        lambda: Stats(lines=7),
+        lambda: 42.0,
+        lambda: (True, "ok"),
+        lambda: (False, "catching up"),
+    )
+    assert view.incidents("open", 10) == [known["k"]]
+    assert view.incidents("closed", 10) == []
+    assert (view.incident("k"), view.incident("x")) == (known["k"], None)
+    assert (view.stats().lines, view.healthy(), view.ready()) == (7, (True, "ok"), (False, "catching up"))
+    pipeline.evidence("run", [Tick(42.0)])
+    assert [v.job for v in view.jobs()] == ["run"]
+    assert view.wall(5.0) == 5.0
