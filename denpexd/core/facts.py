@@ -11,6 +11,9 @@ from denpexd.core.events import Frame
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot, observed
 
+TOGETHER = 2.0  # seconds: two polls of the process table
+CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
+
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     found = []
@@ -75,11 +78,16 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
 
 
 def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Ended without a word: no exception of its own, no clean end, no exit code that says more."""
+    """Ended without a word while others lived on: no exception, no clean end, no exit code that says more.
+
+    When all end together, the job was done or somebody ended it.
+    """
     known = rank.gone
-    if known is None or known.forced or rank.phase == "end" or any(not r.collateral for r in rank.raised):
+    if known is None or known.forced or rank.phase == "end" or rank.raised or rank.reported:
         return []
-    if rank.reported or any(e.event.code is not None for e in rank.exits):
+    others = [s.gone for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.heard]
+    together = all(o is not None and abs(o.event.t - known.event.t) <= TOGETHER for o in others)
+    if together or any(e.event.code is not None for e in rank.exits):
         return []
     text = "process ended without a word; nobody saw how"
     return [Evidence(rank.rank, "process", known.event.source, 0, known.event.t, text, signal.means, seq=known.seq)]
@@ -255,7 +263,17 @@ def _counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
     t = snapshot.frames.t
     if t < rank.moved_t or job.moved_on(rank, t):
         return False
+    if snapshot.frames.kind == "traceback" and _only_noticed_a_crash(job, rank):
+        return False
     return snapshot.steady or snapshot.frames.kind != "py-spy"
+
+
+def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
+    """Another process was killed and all that this one raised is about others: where it waited proves nothing."""
+    if not rank.raised or not all(r.collateral for r in rank.raised):
+        return False
+    exits = (e for r, s in job.ranks.items() if r not in (rank.rank, -1) for e in s.exits)
+    return any(not e.forced and e.event.code in CRASHES for e in exits)
 
 
 def _frame(job: JobState, rank: RankState, signal: Signal) -> Answer:

@@ -270,7 +270,10 @@ class Intake:
         state = self.job.rank(event.rank)
         unplaced = self.job.ranks.get(UNKNOWN_RANK)
         announced = state.killing | (unplaced.killing if unplaced else set())
-        forced = event.code is not None and bool({str(-event.code), str(event.code - 128)} & announced)
+        if event.code is None:
+            forced = bool(state.killing)
+        else:
+            forced = bool({str(-event.code), str(event.code - 128)} & announced)
         if event.code is None and state.exits:
             return False
         if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):

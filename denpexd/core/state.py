@@ -243,7 +243,8 @@ class JobState:
     def lively(self, t: float) -> bool:
         """Whether some rank went on printing as if nothing had happened, well after `t`."""
         wait = max(5.0, 2 * (self.pace or 0.0))
-        return any(sum(at > t + wait for at in s.ordinary) >= 3 for s in self.ranks.values() if not s.reported)
+        alive = (s for r, s in self.ranks.items() if r >= 0 and not s.reported)
+        return any(sum(at > t + wait for at in s.ordinary) >= 3 for s in alive)
 
     def moved_on(self, rank: RankState, t: float) -> bool:
         """Whether the rank moved after `t`, or the job made a training step, which needs all ranks.

@@ -10,7 +10,8 @@ import pytest
 
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
-from denpexd.core.correlate import BACK_OFF, Correlator, used_signals
+from denpexd.core.correlate import BACK_OFF, Correlator
+from denpexd.core.index import used_signals
 from denpexd.core.events import (
     UNKNOWN_RANK,
     Activity,

@@ -170,12 +170,17 @@ def test_a_forced_exit_is_no_failure_and_no_disappearance(world: World) -> None:
 
 def test_a_process_without_last_words_has_vanished(world: World) -> None:
     world.at(1.0, line(1, "finished"), line(2, "lost"), raised(3, ("ValueError", "bad")))
-    world.at(5.0, *(Exit(0.0, rank, None) for rank in range(4)))
+    world.at(5.0, Exit(0.0, 0, None)).at(8.0, *(Exit(0.0, rank, None) for rank in range(1, 4)))
     assert world.who(fact("gone")) == [0]
 
 
+def test_ranks_that_vanish_together_were_ended_or_done(world: World) -> None:
+    world.at(5.0, Exit(0.0, 0, None), Exit(0.0, 1, None)).at(6.5, Exit(0.0, 2, None), Exit(0.0, 3, None))
+    assert world.who(fact("gone")) == []
+
+
 def test_a_known_exit_code_says_more_than_a_disappearance(world: World) -> None:
-    world.at(5.0, Exit(0.0, 0, None), Exit(0.0, 1, None)).at(6.0, Exit(0.0, 1, 3))
+    world.at(5.0, Exit(0.0, 0, None)).at(9.0, Exit(0.0, 1, None)).at(9.5, Exit(0.0, 1, 3))
     assert world.who(fact("gone")) == [0]
 
 
