@@ -151,7 +151,7 @@ class Correlator:
         if not isinstance(event, Hit):
             return True
         signal = self.catalog.signals.get(event.signal)
-        return signal is None or signal.role not in ("progress", "phase", "config", "metric")
+        return signal is None or signal.role not in ("progress", "phase", "config", "handled", "advice")
 
     def _take(self, event: Event, out: list[Output]) -> None:
         match event:
@@ -320,6 +320,8 @@ class Correlator:
         """May this candidate open an incident now?"""
         if c.history and not self.job.recent:
             return False
+        if self.job.clean and c.certainty != "confirmed":
+            return False
         if self._dismissed is not None and self._dismissed == self.job.moves:
             return False
         if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
@@ -333,7 +335,7 @@ class Correlator:
         settled = due(first, self._news_t, self.now)
         # Words alone stop nothing: unless a process has ended, give the next steps a chance to prove it.
         reported = any(s.reported for s in self.job.ranks.values())
-        patient = self._failed_exit() or reported or self.now >= first + min(300.0, 3 * (self.job.pace or 0.0))
+        patient = self._failed_exit() or reported or self.now >= first + min(300.0, self.job.proof)
         if c.rule.correlation is not None:
             if c.certainty == "confirmed" and self._ended(c.initiating):
                 return self.now >= self._news_t + QUIET
@@ -341,7 +343,7 @@ class Correlator:
             if witness is None or (stalled and c.certainty == "confirmed"):
                 return stalled
             return settled and patient
-        if c.fatal and c.certainty == "confirmed":
+        if c.fatal and c.certainty == "confirmed" and (reported or self._ended(c.initiating)):
             return True
         return settled and patient and (c.fatal or reported or self._failed_exit())
 

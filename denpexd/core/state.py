@@ -240,6 +240,11 @@ class JobState:
         gaps = [b - a for s in self.ranks.values() for a, b in zip(s.ordinary, list(s.ordinary)[1:], strict=False)]
         return median(gaps) if len(gaps) > 3 else None
 
+    @property
+    def proof(self) -> float:
+        """Seconds in which a job that survived something shows it: by steps or, where they are not known, by output."""
+        return 5.0 + 5 * (self.pace or 0.0)
+
     def lively(self, t: float) -> bool:
         """Whether some rank went on printing as if nothing had happened, well after `t`."""
         wait = max(5.0, 2 * (self.pace or 0.0))
@@ -266,6 +271,12 @@ class JobState:
             return True
         heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
         return bool(heard) and all(s.gone for s in heard)
+
+    @property
+    def clean(self) -> bool:
+        """Every rank that was heard from ended with exit code 0."""
+        heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
+        return bool(heard) and all(s.gone and {e.event.code for e in s.exits} - {None} == {0} for s in heard)
 
     @property
     def ended(self) -> bool:

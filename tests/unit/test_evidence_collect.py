@@ -13,6 +13,7 @@ from denpexd.clock import ManualClock, SystemClock
 from denpexd.core.events import Exit, Fact, Frames, Joined, Want
 from denpexd.evidence.collect import Collector
 from denpexd.evidence.procs import Processes
+from denpexd.evidence.ranks import ancestors
 from denpexd.evidence.stacks import PySpy, find_py_spy
 
 CODE = """
@@ -48,6 +49,7 @@ class Ranks:
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # pytest's own is a file
             text=True,
             start_new_session=True,
         )
@@ -89,6 +91,15 @@ def collector(clock):
 
 def mine():
     return Processes(root_pid=os.getpid(), node="n1")
+
+
+def everybody():
+    """As for a daemon on a node, which does not know the command: but only what these tests started is there."""
+    processes = mine()
+    table, own = processes._table, os.getpid()
+    processes._root = None
+    processes._table = lambda: {pid: row for pid, row in table().items() if own in (pid, *ancestors(pid, table()))}
+    return processes
 
 
 def fake(tmp_path, script):
@@ -311,6 +322,89 @@ async def test_the_job_is_the_one_that_writes_the_watched_files(ranks, collector
     assert await collector.attach([log]) == {log: 1}
     events = await collector.collect(want("process"))
     assert [(event.rank, event.pid) for event in events] == [(1, pid)]
+
+
+def elsewhere(tmp_path, name="theirs.out"):
+    """Code of a rank whose output goes to a file of its own."""
+    move = "import os; f = os.open({!r}, os.O_WRONLY | os.O_CREAT); os.dup2(f, 1); os.dup2(f, 2)\n"
+    return CODE.replace("sys.stdin.read()", move.format(str(tmp_path / name)).replace("\n", "; sys.stdin.read()"))
+
+
+async def wait_for_file(path):
+    for _ in range(500):
+        if path.exists():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(path)
+
+
+async def test_a_job_that_writes_elsewhere_is_a_neighbours_and_its_death_is_not_told(ranks, clock, tmp_path):
+    collector, mine_log = Collector(everybody(), clock), tmp_path / "train.log"
+    mine_log.touch()
+    ranks.start(0, elsewhere(tmp_path))
+    await wait_for_file(tmp_path / "theirs.out")
+    assert await collector.attach([mine_log]) == {}
+    (gap,) = await collector.watch()
+    assert gap.name == "evidence_unavailable"
+    assert f"write to {tmp_path}/theirs.out, which is not watched" in gap.fields["why"]
+    ranks.signal(0, signal.SIGKILL)
+    await clock.advance(10)
+    await collector.attach([mine_log])
+    assert await collector.watch() == []
+    assert collector.ranks == {}
+
+
+async def test_beside_a_neighbour_the_job_is_the_one_whose_output_may_be_what_is_watched(ranks, clock, tmp_path):
+    collector, mine_log = Collector(everybody(), clock), tmp_path / "train.log"
+    mine_log.touch()
+    ranks.start(0, elsewhere(tmp_path))
+    await wait_for_file(tmp_path / "theirs.out")
+    pid = ranks.start(1, port="29501")
+    await collector.attach([mine_log])
+    assert [(event.rank, event.pid) for event in of(await collector.watch(), Joined)] == [(1, pid)]
+
+
+async def test_when_the_job_has_ended_a_neighbour_does_not_take_its_place(ranks, clock, tmp_path):
+    collector, log = Collector(everybody(), clock), tmp_path / "x.log"
+    ranks.start(0, f"f = open({str(log)!r}, 'a')\n" + CODE)
+    await collector.attach([log])
+    await collector.watch()
+    ranks.start(1, port="29501")
+    ranks.signal(0, signal.SIGKILL)
+    await clock.advance(5)
+    await collector.attach([log])
+    assert await collector.watch() == [Exit(105.0, 0)]
+    assert collector.ranks == {}
+
+
+async def test_the_end_of_a_job_is_told_also_when_the_next_one_writes_its_files_already(ranks, clock, tmp_path):
+    collector, log = Collector(everybody(), clock), tmp_path / "x.log"
+    ranks.start(0, f"f = open({str(log)!r}, 'a')\n" + CODE)
+    await collector.attach([log])
+    await collector.watch()
+    ranks.signal(0, signal.SIGKILL)
+    pid = ranks.start(0, f"f = open({str(log)!r}, 'a')\n" + CODE, port="29501")
+    await collector.attach([log])
+    assert await collector.watch() == [Exit(100.0, 0), Joined(100.0, 0, "n1", pid, 2)]
+
+
+async def test_two_jobs_that_write_one_file_are_not_told_apart(ranks, clock, tmp_path):
+    collector, log = Collector(everybody(), clock), tmp_path / "all.log"
+    for rank, port in enumerate(("29500", "29501")):
+        ranks.start(rank, f"f = open({str(log)!r}, 'a')\n" + CODE, port=port)
+    assert await collector.attach([log]) == {log: -1}
+    assert facts(await collector.watch()) == [("evidence_unavailable", -1)]
+
+
+async def test_the_job_is_kept_while_it_lives_also_when_its_file_was_renamed(ranks, clock, tmp_path):
+    collector, log = Collector(everybody(), clock), tmp_path / "x.log"
+    ranks.start(0, f"f = open({str(log)!r}, 'a')\n" + elsewhere(tmp_path))
+    await wait_for_file(tmp_path / "theirs.out")
+    assert await collector.attach([log]) == {log: 0}
+    log.rename(tmp_path / "x.log.1")
+    log.touch()
+    assert await collector.attach([log]) == {log: 0}
+    assert len(of(await collector.watch(), Joined)) == 1
 
 
 async def test_a_process_table_that_cannot_be_read_kills_no_rank_and_is_said_once(ranks, tmp_path, clock):

@@ -128,15 +128,70 @@ def test_the_rank_that_writes_a_file_is_known_for_certain(start, processes, tmp_
     link = tmp_path / "latest.log"
     link.symlink_to(tmp_path / "1.log")
     paths = [tmp_path / "0.log", link, shared, read, tmp_path / "missing.log"]
-    held = processes.holders(paths)
-    assert {path.name: process.rank for path, process in held.items()} == {"0.log": 0, "latest.log": 1}
+    (claim,) = processes.claims(paths)
+    assert {path.name: rank for path, rank in claim.files.items()} == {"0.log": 0, "latest.log": 1, "all.log": -1}
 
 
 def test_a_file_held_by_a_program_beside_the_rank_is_the_ranks(start, processes, tmp_path):
     log = tmp_path / "rank1.log"
     line = f'{sys.executable} -c "{SLEEPER}" | tee {log}'
     start(["/bin/sh", "-c", line], rank_env(1))
-    assert [process.rank for process in processes.holders([log]).values()] == [1]
+    assert [claim.files for claim in processes.claims([log])] == [{log: 1}]
+
+
+def test_a_job_is_ours_if_its_launcher_writes_the_file_and_elsewhere_if_its_ranks_only_write_others(tmp_path):
+    """A made-up tree, but with links of the kernel's kind: what a process is, its command line tells."""
+    tree = Tree(tmp_path / "proc")
+    tree.root.mkdir()
+    watched, other = tmp_path / "launcher.log", tmp_path / "other.out"
+    for port, target in (("1", watched), ("2", other), ("3", "pipe:[77]")):
+        launcher, rank = int(port) * 100, int(port) * 100 + 1
+        (tree.add(launcher, 1) / "cmdline").write_bytes(b"/usr/bin/python3\0/venv/bin/torchrun\0train.py\0")
+        tree.open(launcher, 1, target)
+        tree.add(rank, launcher, RANK="0", WORLD_SIZE="1", MASTER_PORT=port)
+        for number in (1, 2):
+            tree.open(rank, number, "pipe:[77]" if port == "3" else other)
+    watched.touch()
+    other.touch()
+    claims = {claim.job: claim for claim in Processes(tmp_path / "proc").claims([watched])}
+    assert {job: (claim.ours, claim.files, claim.elsewhere) for job, claim in claims.items()} == {
+        ":1": (True, {watched: -1}, str(other)),
+        ":2": (False, {}, str(other)),
+        ":3": (False, {}, ""),
+    }
+
+
+def test_the_job_at_the_other_end_of_the_pipe_is_ours_also_through_a_program_in_between(tmp_path):
+    tree = Tree(tmp_path)
+    for port, pipe in (("1", 5), ("2", 6)):
+        tree.add(pipe * 10, 1, RANK="0", WORLD_SIZE="1", MASTER_PORT=port)
+        tree.open(pipe * 10, 1, f"pipe:[{pipe}]")
+    tree.add(10, 1)
+    tree.open(10, 0, "pipe:[5]")  # tee
+    tree.open(10, 1, "pipe:[9]")
+    claims = Processes(tmp_path, pipe=9).claims([])
+    assert {claim.job: claim.ours for claim in claims} == {":1": True, ":2": False}
+
+
+def test_the_job_whose_output_another_program_writes_to_the_file_is_ours(tmp_path):
+    tree, log = Tree(tmp_path / "proc"), tmp_path / "train.log"
+    tree.root.mkdir()
+    log.touch()
+    for port, pipe in (("1", 5), ("2", 6)):
+        tree.add(pipe * 10, 1, RANK="0", WORLD_SIZE="1", MASTER_PORT=port)
+        tree.open(pipe * 10, 1, f"pipe:[{pipe}]")
+    tree.add(10, 1)
+    tree.open(10, 0, "pipe:[6]")  # tee
+    tree.open(10, 3, log)
+    claims = Processes(tmp_path / "proc").claims([log])
+    assert {claim.job: claim.ours for claim in claims} == {":1": False, ":2": True}
+
+
+def test_a_file_that_two_jobs_write_tells_no_rank(start, processes, tmp_path):
+    code = "import sys; f = open(sys.argv[1], 'a'); " + SLEEPER
+    for port in ("29500", "29501"):
+        start([sys.executable, "-c", code, str(tmp_path / "all.log")], rank_env(0, MASTER_PORT=port))
+    assert [claim.files for claim in processes.claims([tmp_path / "all.log"])] == [{tmp_path / "all.log": -1}] * 2
 
 
 def test_the_right_job_can_be_kept(start, processes, tmp_path):
@@ -164,6 +219,13 @@ class Tree:
         (folder / "cmdline").write_bytes(b"python\0train.py\0")
         (folder / "wchan").write_text("futex_do_wait")
         return folder
+
+    def open(self, pid, number, target):
+        """A descriptor, open for writing."""
+        for name in ("fd", "fdinfo"):
+            (self.root / str(pid) / name).mkdir(exist_ok=True)
+        (self.root / str(pid) / "fd" / str(number)).symlink_to(target)
+        (self.root / str(pid) / "fdinfo" / str(number)).write_text("pos:\t0\nflags:\t0100001\n")
 
     def remove(self, pid):
         for file in (self.root / str(pid)).iterdir():

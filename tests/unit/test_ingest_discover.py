@@ -136,6 +136,71 @@ def two_torchrun_folders(root: Path, *, gap: float, last_of_first: float) -> Non
         os.utime(root / name / "attempt_0", (start, start))
 
 
+def a_run(root: Path, job: str, *, start: float = 1000.0, last: float = 5000.0) -> None:
+    """The folder of one torchrun with two ranks."""
+    make(root, *(f"{job}_abcd_123/attempt_0/{rank}/stdout.log" for rank in (0, 1)))
+    for rank in (0, 1):
+        os.utime(root / f"{job}_abcd_123/attempt_0/{rank}/stdout.log", (last, last))
+    os.utime(root / f"{job}_abcd_123/attempt_0", (start, start))
+
+
+def jobs(*paths: str | Path, job: str | None = None) -> dict[str, str]:
+    """The job of each merged log."""
+    return {name: one.job for name, one in scan(*paths, job=job).items() if one.rank == UNKNOWN_RANK}
+
+
+def test_what_a_launcher_prints_beside_the_folders_of_its_ranks_belongs_to_their_job(tmp_path: Path) -> None:
+    make(tmp_path, "launcher.log", "train.log", "slurm-4711.out")
+    discovery = Discovery([str(tmp_path)], None)
+    assert {f.job for f in discovery.scan()} == {tmp_path.name}
+    a_run(tmp_path, "1f2e3d")
+    assert {f.job for f in discovery.scan()} == {"1f2e3d"}
+
+
+def test_further_up_only_a_launchers_log_belongs_to_the_run(tmp_path: Path) -> None:
+    make(tmp_path, "torchrun.log", "other.log", "elsewhere/launcher.log")
+    a_run(tmp_path / "ranks", "1f2e3d")
+    own = tmp_path.name
+    assert jobs(tmp_path) == {"launcher.log": own, "other.log": own, "torchrun.log": "1f2e3d"}
+
+
+def test_with_several_runs_a_launchers_log_belongs_to_the_one_that_goes_on(tmp_path: Path) -> None:
+    make(tmp_path, "launcher.log")
+    a_run(tmp_path, "first", start=1000.0, last=1500.0)
+    a_run(tmp_path, "second", start=1600.0)
+    assert jobs(tmp_path) == {"launcher.log": "second"}
+
+
+def test_of_two_runs_at_the_same_time_none_gets_the_launchers_log_until_one_is_over(tmp_path: Path) -> None:
+    make(tmp_path, "launcher.log")
+    a_run(tmp_path, "first", start=1000.0, last=5000.0)
+    a_run(tmp_path, "second", start=1600.0)
+    discovery = Discovery([str(tmp_path)], None)
+    for _ in range(3):
+        assert {f.job for f in discovery.scan()} == {"first", "second", tmp_path.name}
+    for rank in (0, 1):
+        os.utime(tmp_path / f"first_abcd_123/attempt_0/{rank}/stdout.log", (1500.0, 1500.0))
+    assert {f.job for f in discovery.scan()} == {"first", "second"}
+
+
+def test_a_log_from_long_before_the_run_is_not_taken_for_its_launchers(tmp_path: Path) -> None:
+    make(tmp_path, "launcher.log")
+    os.utime(tmp_path / "launcher.log", (1000.0, 1000.0))
+    a_run(tmp_path, "first", start=9000.0, last=9500.0)
+    discovery = Discovery([str(tmp_path)], None)
+    for _ in range(3):
+        assert {f.job for f in discovery.scan()} == {"first", tmp_path.name}
+    os.utime(tmp_path / "launcher.log", (9400.0, 9400.0))
+    assert {f.job for f in discovery.scan()} == {"first"}
+
+
+def test_a_job_that_was_given_stays_the_job_of_all(tmp_path: Path) -> None:
+    make(tmp_path, "launcher.log")
+    a_run(tmp_path, "1f2e3d")
+    assert {f.job for f in Discovery([str(tmp_path)], "gpt").scan()} == {"gpt"}
+    assert jobs(f"{tmp_path.parent}/{{job}}/*.log", tmp_path)["launcher.log"] == tmp_path.name
+
+
 def test_two_nodes_on_a_shared_folder_have_unknown_ranks_and_say_why(tmp_path: Path) -> None:
     two_torchrun_folders(tmp_path, gap=1.0, last_of_first=4000.0)
     discovery = Discovery([str(tmp_path)], None)

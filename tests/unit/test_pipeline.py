@@ -9,7 +9,7 @@ import pytest
 
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
-from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Hit, Joined, Opened
+from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Hit, Joined, Opened, Raised
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
 from denpexd.journal import decode
@@ -114,6 +114,24 @@ def test_an_unfinished_line_of_a_file_that_was_replaced_counts_as_it_is(files: F
     files.add(2, 0, "step 1\n", event="replaced")
     assert files.pipeline.jobs["run"].core.job.ranks[0].step == 1
     assert files.pipeline.jobs["run"].core.job.moves == 2
+
+
+def test_what_has_begun_goes_on_when_the_rank_of_its_file_becomes_known(files: Files) -> None:
+    where = "/logs/out.log"
+    files.add(1, UNKNOWN_RANK, "step 6\nste", path=where)
+    files.add(2, 3, "p 7\n" + CRASH[:60], path=where)
+    files.add(2.5, 3, CRASH[60:], path=where)
+    files.wait(3, 6)
+    told = [decode(line)[1] for line in files.done.journal]
+    assert [(e.rank, e.fields["step"]) for e in told if isinstance(e, Hit) and "step" in e.fields][-1] == (3, "7")
+    assert [(e.rank, e.text) for e in told if isinstance(e, Raised)] == [(3, "FormatError: bad magic")]
+
+
+def test_a_traceback_that_began_before_its_rank_was_known_is_told(files: Files) -> None:
+    files.add(1, UNKNOWN_RANK, CRASH[:60], path="/logs/out.log")
+    files.add(2, 3, CRASH[60:], path="/logs/out.log")
+    files.wait(3, 6)
+    assert any('"event":"Raised"' in line and "FormatError" in line for line in files.done.journal)
 
 
 def test_what_the_core_was_fed_is_journaled_without_ticks_and_activity(files: Files) -> None:
@@ -236,3 +254,12 @@ def test_damaged_lines_of_the_journal_are_left_out_and_counted(
         again.restore([*files.done.journal, "{", "[]"], [], START + 6)
     assert "2 lines of the journal are damaged" in caplog.text
     assert again.jobs["run"].core.job.ranks[0].step == 5
+
+
+def test_a_traceback_is_not_lost_when_the_rank_of_its_file_becomes_known(files: Files) -> None:
+    files.train(1, 10)
+    head, last = CRASH.rsplit("FormatError", 1)
+    files.add(11, UNKNOWN_RANK, head, path="/logs/out.log")
+    files.add(11.5, 1, f"FormatError{last}", path="/logs/out.log")
+    files.wait(12, 15)
+    assert any('"event":"Raised"' in written and "FormatError" in written for written in files.done.journal)

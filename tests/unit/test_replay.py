@@ -94,10 +94,11 @@ def test_a_stack_is_answered_only_until_the_process_is_gone(play: Play) -> None:
     assert play(gone, until=200.0) == []
 
 
-def test_an_unfinished_last_line_counts(replayer: Replayer) -> None:
-    cut = recording("1 * | step 1 loss 2\n2 * | step 2 loss 2\n" + traceback(3, 1, "ValueError: bad").rstrip(), 2, 4.0)
+def test_a_traceback_that_the_recording_ends_in_counts(replayer: Replayer) -> None:
+    cut = recording("1 * | step 1 loss 2\n2 * | step 2 loss 2\n" + traceback(3, 1, "ValueError: bad").rstrip(), 2, 3.0)
     (verdict,) = replayer.run(cut).verdicts
     assert verdict["failure"] == "single-rank-exception"
+    assert "ValueError: bad" in str(verdict["evidence"])
 
 
 def test_verdicts_are_the_final_ones_root_cause_first(replayer: Replayer) -> None:
