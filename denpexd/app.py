@@ -69,6 +69,7 @@ async def run(
     color: bool,
     clock: Clock | None = None,
     root_pid: int | None = None,
+    pipe: int | None = None,
     collector: CollectorLike | None = None,
     until: Callable[["Daemon"], bool] | None = None,
     listening: Callable[[str], None] | None = None,
@@ -76,6 +77,7 @@ async def run(
 ) -> int:
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
+    `root_pid`: the job is this process and what descends from it. `pipe`: inode of the pipe its output comes through.
     `collector`: who answers for the processes, those of this node if nobody is given.
     """
     clock = clock or SteadyClock()
@@ -96,7 +98,9 @@ async def run(
         reader = Reader(Discovery(settings.paths, settings.job), clock, waker, store.positions(), settings.ingest.sweep)
         cleanup.callback(reader.close)
         collector = collector or Collector(
-            Processes(root_pid=root_pid), clock, stacks="off" if settings.evidence.stacks == "off" else "auto"
+            Processes(root_pid=root_pid, pipe=pipe),
+            clock,
+            stacks="off" if settings.evidence.stacks == "off" else "auto",
         )
         client = await cleanup.enter_async_context(httpx.AsyncClient(follow_redirects=False, timeout=10.0))
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from denpexd.clock import Clock
-from denpexd.core.events import Event, Want
+from denpexd.core.events import UNKNOWN_RANK, Event, Want
 from denpexd.errors import StateError
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
@@ -27,7 +27,6 @@ TICK = 1.0
 LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
 GRACE = 10.0
 LOOKS = 4  # requests for evidence that run at the same time
-MOST_SEEN = 10_000
 KEPT = 1000  # incidents shown
 
 Verdict = Mapping[str, object]
@@ -47,7 +46,7 @@ class CollectorLike(Protocol):
         ...
 
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
-        """Which rank writes which of the files, as far as processes tell."""
+        """Which rank writes which of the files, as far as processes tell; UNKNOWN_RANK: more than one."""
         ...
 
     async def watch(self) -> list[Event]:
@@ -85,7 +84,7 @@ class Daemon:
         self._moved_at = clock.now()
         self._lag = 0.0
         self._journal: list[str] = []
-        self._seen: list[Event] = []  # of processes whose job is not known yet
+        self._held: dict[Path, int] = {}  # what the local processes write
         self._attach_at = float("-inf")
         self._started = False
 
@@ -114,7 +113,9 @@ class Daemon:
 
     async def _look_around(self) -> None:
         new = await self.reader.look_around()
+        self.pipeline.settle(self.reader.found.values())
         if new:
+            self._attach_at = float("-inf")  # who writes them?
             await self._welcome({found.job for found in new})
 
     async def _welcome(self, jobs: set[str]) -> None:
@@ -143,19 +144,19 @@ class Daemon:
         """Ranks that came or went, told to the job whose files they write; else to the only job there is."""
         if now >= self._attach_at:
             self._attach_at = now + 5.0
-            self.reader.ranks = await self.collector.attach(list(self.reader.found))
-        self._seen += await self.collector.watch()
+            self._held = await self.collector.attach(list(self.reader.found))
+            self.reader.ranks = {path: rank for path, rank in self._held.items() if rank != UNKNOWN_RANK}
         job = self._evidence_job()
-        if self._seen and job is not None:
-            events, self._seen = self._seen, []
+        if job is not None and (events := await self.collector.watch()):
             await self.handle(self.pipeline.evidence(job, events))
-        del self._seen[:-MOST_SEEN]
 
     def _evidence_job(self) -> str | None:
-        """The job that the local processes belong to."""
-        written = {self.reader.found[path].job for path in self.reader.ranks if path in self.reader.found}
-        jobs = written or set(self.pipeline.jobs)
-        return next(iter(jobs)) if len(jobs) == 1 else None
+        """The job that the local processes belong to; what they say before that is known is asked again then."""
+        found = self.reader.found
+        for paths in (self.reader.ranks, self._held, found):
+            if jobs := {found[path].job for path in paths if path in found}:
+                return jobs.pop() if len(jobs) == 1 else None
+        return None
 
     async def wait_for_stop(self, until: Callable[["Daemon"], bool] | None) -> None:
         """Return when a signal came, or when `until` is true."""

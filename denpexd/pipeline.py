@@ -83,6 +83,7 @@ class Pipeline:
         self.jobs: dict[str, Job] = {}
         self.lines = self.bytes = 0
         self.settled: Counter[tuple[str, str, str, str]] = Counter()
+        self._named: set[str] = set()  # jobs that files are there of
         self._start_t, self._limits, self._max_line = start_t, limits, max_line
 
     def job(self, name: str) -> Job:
@@ -115,6 +116,22 @@ class Pipeline:
             core = self.job(job).core
             core.restore(known, [v for v in open_verdicts if v["job"] == job], now)
 
+    def settle(self, found: Iterable[Found]) -> None:
+        """What files there are now. A later look may know their jobs better: what has begun in them moves along."""
+        jobs = {one.path: one.job for one in found}
+        names = set(jobs.values())
+        for job in list(self.jobs.values()):
+            for path in [path for path in job.streams if jobs.get(path, job.name) != job.name]:
+                self.job(jobs[path]).streams.setdefault(path, job.streams.pop(path))
+        for name in self._named - names:  # it was another job's all the time
+            if name in self.jobs and not self.jobs[name].core.verdicts():
+                del self.jobs[name]
+        self._named = names
+
+    def _is_judged(self, job: Job) -> bool:
+        """A job of the journal that no file belongs to says nothing by its silence."""
+        return not self._named or job.name in self._named or bool(job.core.verdicts())
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def feed(self, found: Found, read: TailRead, t: float) -> Outcome:
@@ -133,9 +150,12 @@ class Pipeline:
 
     def _stream(self, job: Job, found: Found) -> Stream:
         stream = job.streams.get(found.path)
-        if stream is None or (stream.rank != found.rank and found.rank != UNKNOWN_RANK):
-            stream = Stream(self.scanner, str(found.path), found.rank, max_line=self._max_line)
-            job.streams[found.path] = stream
+        if stream is None:
+            stream = job.streams[found.path] = Stream(
+                self.scanner, str(found.path), found.rank, max_line=self._max_line
+            )
+        elif found.rank != UNKNOWN_RANK:
+            stream.belongs_to(found.rank)
         return stream
 
     @staticmethod
@@ -183,7 +203,7 @@ class Pipeline:
     def tick(self, t: float) -> Outcome:
         """The clock moved by a second."""
         outcome = Outcome()
-        for job in self.jobs.values():
+        for job in filter(self._is_judged, self.jobs.values()):
             idle = [event for stream in job.streams.values() for event in stream.idle(t)]
             outcome.merge(self.take(job, [*idle, Tick(t)]))
         return outcome

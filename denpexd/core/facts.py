@@ -12,6 +12,7 @@ from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
+AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
 CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
 
 
@@ -172,24 +173,33 @@ def _place(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame
 def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Has left its loop while another rank's loop is not over."""
     others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.step is not None and s.moves > 1]
+    text = _shorter_loop(rank, others)
+    if text is not None:
+        return [observed(rank, now, text, signal.means, kind="log")]
+    if rank.step is None or rank.phase not in AFTER_LOOP or not rank.phase_evidence:
+        return []
+    early = [s for s in others if s.phase not in AFTER_LOOP]
+    ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
+    over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
+    return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []
+
+
+def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
+    """What shows that this rank's loop is shorter than that of another one and has been left; None if nothing does."""
     if rank.batches is not None:
         longer = [n for s in others for n in (s.batches, (s.step or 0) + 1) if n is not None and n > rank.batches]
         if longer:
-            return [
-                observed(rank, now, f"has {rank.batches} batches, others have {max(longer)}", signal.means, kind="log")
-            ]
-    longer = [s.total for s in others if s.total is not None and rank.total is not None and s.total > rank.total]
-    if longer and rank.step is not None and rank.total is not None and rank.step + 1 >= rank.total * 0.98:
-        text = f"its loop has {rank.total} steps, that of others {max(longer)}"
-        return [observed(rank, now, text, signal.means, kind="log")]
-    if rank.step is None or rank.phase not in ("end", "epoch_end", "eval", "checkpoint") or not rank.phase_evidence:
-        return []
-    early = [s for s in others if s.phase not in ("end", "epoch_end", "eval", "checkpoint")]
-    ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
-    over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
-    if not early or not (ahead or over):
-        return []
-    return [rank.phase_evidence.saying(signal.means)]
+            return f"has {rank.batches} batches, others have {max(longer)}"
+    if rank.step is None:
+        return None
+    ahead = max((s.step for s in others if s.step is not None and s.epoch == rank.epoch), default=-1)
+    if rank.total is not None:
+        longer = [s.total for s in others if s.total is not None and s.total > rank.total]
+        if longer and (rank.step + 1 >= rank.total * 0.98 or ahead > rank.step):
+            return f"its loop has {rank.total} steps, that of others {max(longer)}"
+    if ahead > rank.step and any(e.event.code == 0 for e in rank.exits):
+        return f"ended with exit code 0 after step {rank.step}, others were at step {ahead}"
+    return None
 
 
 def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

@@ -238,11 +238,8 @@ class Intake:
 
     def _named_by_pid(self, event: Raised) -> RankState | None:
         """Ray's driver prints the exceptions of workers; the text names the process."""
-        for _, message in event.chain:
-            if (found := _PID.search(message)) is not None:
-                rank = self._by_pid(found[1])
-                return self.job.rank(rank) if rank != UNKNOWN_RANK else None
-        return None
+        named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
+        return self.job.rank(named.pop()) if len(named) == 1 else None
 
     def _is_harmless(self, text: str) -> bool:
         return any(

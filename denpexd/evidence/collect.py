@@ -10,7 +10,7 @@ from pathlib import Path
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
 from denpexd.errors import EvidenceUnavailable
-from denpexd.evidence.procs import Processes, RankProcess
+from denpexd.evidence.procs import Claim, Processes, RankProcess
 from denpexd.evidence.stacks import PySpy, add_worker
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,10 @@ class Collector:
         self._still: dict[int, tuple[RankProcess, int]] = {}
         self._frozen: dict[int, RankProcess] = {}
         self._said: set[tuple[str, str]] = set()
+        self._job: str | None = None  # that writes the watched files
+        self._files: dict[Path, int] = {}
+        self._sure = False  # such a job has been seen
+        self._strangers: list[Claim] = []
         self._next_scan = float("-inf")
         self._table_lock = asyncio.Lock()
         self._spy_lock = asyncio.Lock()
@@ -65,20 +69,36 @@ class Collector:
         return dict(self._known)
 
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
-        """Which rank writes which file; from then on only the job that writes most of them is spoken of."""
+        """Which rank writes which file (UNKNOWN_RANK: more than one); from then on only that job is spoken of.
+
+        As long as none has been seen to write one, a job whose output goes to no file at all may be it: its pipe may end
+        in what is watched.
+        """
+        watched = list(paths)
         async with self._table_lock:
             try:
-                held = await asyncio.to_thread(self._processes.holders, list(paths))
+                claims = await asyncio.to_thread(self._processes.claims, watched)
             except OSError as error:
                 log.warning("the process table cannot be read: %s", error)
                 return {}
-            if not held:
-                return {}
-            (job, _), *_ = Counter(process.job for process in held.values()).most_common(1)
-            self._processes.keep([job])
-            for rank in [rank for rank, process in self._known.items() if process.job != job]:
-                self._forget(rank)
-            return {path: process.rank for path, process in held.items() if process.job == job}
+            ours = {claim.job: claim for claim in claims if claim.ours}
+            if not ours and self._sure:
+                return dict(self._files)  # it has ended, or its files were renamed: no other takes its place
+            if self._job not in ours:
+                self._job = max(ours.values(), key=lambda claim: len(claim.files)).job if ours else None
+            self._files = ours[self._job].files if self._job is not None else {}
+            # Jobs that write the very same files cannot be told apart: the next look says so.
+            same = [claim.job for claim in ours.values() if claim.files.keys() == self._files.keys()]
+            kept = same or [claim.job for claim in claims if watched and not claim.elsewhere]
+            self._processes.keep(kept)
+            self._strangers = [claim for claim in claims if not kept and claim.elsewhere]
+            others = [process for process in self._known.values() if process.job not in kept]
+            ended = await asyncio.to_thread(self._processes.gone, others) if self._sure else []
+            for process in others:
+                if process not in ended:  # the end of a rank is still to be told
+                    self._forget(process.rank)
+            self._sure = bool(same)
+            return dict(self._files)
 
     async def watch(self) -> list[Event]:
         """To be called about once a second: ranks that came, went, froze or went on since the last call."""
@@ -171,7 +191,18 @@ class Collector:
                 self._lost.pop(process.rank, None)
                 self._frozen.pop(process.rank, None)
                 events += [_joined(self._clock.now(), process), *self._freeze(self._clock.now(), process)]
-        return events, None if found or self._known else self._processes.unavailable()
+        return events, None if found or self._known else self._processes.unavailable() or self._elsewhere()
+
+    def _elsewhere(self) -> EvidenceUnavailable | None:
+        """Ranks live here, but they write to files that are not watched."""
+        if not self._strangers:
+            return None
+        stranger = self._strangers[0]
+        return EvidenceUnavailable(
+            f"the ranks of this node (job {stranger.job or 'unnamed'}) write to {stranger.elsewhere}, "
+            "which is not watched, so they count as a job of somebody else",
+            "give denpexd that path too if it is the same job",
+        )
 
     def _states(self, here: list[RankProcess], said: list[Event]) -> list[Event]:
         """That these ranks live and which of them are frozen, without what was `said` just now."""

@@ -107,6 +107,16 @@ class ProcFs:
                 continue  # closed between listing and looking
         return found
 
+    def links(self, pid: int, *numbers: int) -> list[str]:
+        """Where these descriptors of a process lead, as the kernel writes it: a path, `pipe:[5]`, `socket:[6]`."""
+        found = []
+        for number in numbers:
+            try:
+                found.append(os.readlink(f"{self._root}/{pid}/fd/{number}"))  # noqa: PTH115 - not a path
+            except OSError:
+                continue  # closed, or not ours to see
+        return found
+
 
 def file_id(path: Path) -> tuple[int, int]:
     """Device and inode: equal for one file in every mount namespace, where paths are not."""

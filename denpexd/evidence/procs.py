@@ -4,15 +4,18 @@ Every call reads files and blocks for some microseconds a process of the node: k
 """
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from denpexd.core.events import UNKNOWN_RANK
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence.procfs import About, ProcFs, file_id
-from denpexd.evidence.ranks import DEAD_STATES, Found, Row, choose
+from denpexd.evidence.ranks import DEAD_STATES, Found, Row, ancestors, choose
 
 _LOOKS_UNTIL_SETTLED = 3
+_LONGEST_PIPELINE = 8  # programs between the ranks and what is watched
 _FREEZER_PLACES = frozenset({"__refrigerator", "do_freezer_trap"})
 
 
@@ -48,6 +51,25 @@ class RankProcess:
         return (self.pid, self.start) == (other.pid, other.start)
 
 
+@dataclass(slots=True)
+class Claim:
+    """What ties one job of this node to the watched files.
+
+    `files`: those it writes, with the rank or UNKNOWN_RANK (several ranks or the launcher write it); `pipe`: it writes
+    into the pipe we read; `elsewhere`: a file that is not watched and takes the output of a rank, or "".
+    """
+
+    job: str
+    files: dict[Path, int] = field(default_factory=dict)
+    pipe: bool = False
+    elsewhere: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is certainly the job whose output is watched."""
+        return self.pipe or bool(self.files)
+
+
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     start: int
@@ -57,7 +79,10 @@ class _Remembered:
 
 
 class Processes:
-    """Finds the ranks. `root_pid`: only that process and what descends from it; `jobs`: only these (see `keep`)."""
+    """Finds the ranks. `root_pid`: only that process and what descends from it; `jobs`: only these (see `keep`).
+
+    `pipe`: the inode of the pipe that the job's output comes through, where there is one.
+    """
 
     def __init__(
         self,
@@ -66,10 +91,12 @@ class Processes:
         root_pid: int | None = None,
         jobs: Collection[str] | None = None,
         node: str | None = None,
+        pipe: int | None = None,
     ) -> None:
-        self._fs, self._root = ProcFs(proc), root_pid
+        self._fs, self._root, self._pipe = ProcFs(proc), root_pid, pipe
         self._node = node or os.uname().nodename
         self._memory: dict[int, _Remembered] = {}
+        self._rows: dict[int, Row] = {}
         self._seen: set[tuple[int, int]] = set()
         self._mains: dict[tuple[str, int], tuple[int, int]] = {}
         self._barred: set[tuple[int, int]] = set()
@@ -101,10 +128,10 @@ class Processes:
         """Those of `known` that no longer live."""
         return [process for process in known if self.again(process) is None]
 
-    def holders(self, paths: Iterable[Path]) -> dict[Path, RankProcess]:
-        """Which rank has each file open for writing; files of no rank, or of more than one, are left out.
+    def claims(self, paths: Iterable[Path]) -> list[Claim]:
+        """What each job of the node has to do with the files, whatever `keep` said: this is how the right one is found.
 
-        All ranks of the node are asked, whatever `keep` said: this is how the right job is found.
+        OSError: the process table cannot be read.
         """
         wanted: dict[tuple[int, int], list[Path]] = {}
         names: set[str] = set()
@@ -115,15 +142,45 @@ class Processes:
             except OSError:
                 continue
             names.add(real.name)
-        owners: dict[Path, dict[int, RankProcess]] = {}
-        for process, pid in self._writers() if wanted else ():
-            try:
-                written = self._fs.written(pid, names)
-            except OSError:
-                continue
-            for path in (path for key in written for path in wanted.get(key, ())):
-                owners.setdefault(path, {})[process.pid] = process
-        return {path: found.popitem()[1] for path, found in owners.items() if len(found) == 1}
+        claims: dict[str, Claim] = {}
+        launchers: dict[str, set[int]] = {}
+        pipes = self._pipes(names, wanted)
+        for process, pid in self._writers():
+            claim = claims.setdefault(process.job, Claim(process.job))
+            outputs = self._fs.links(pid, 1, 2)
+            for path in self._written(pid, names, wanted):
+                same = claim.files.get(path, process.rank) == process.rank
+                claim.files[path] = process.rank if same else UNKNOWN_RANK
+            claim.pipe = claim.pipe or not pipes.isdisjoint(outputs)
+            if pid == process.pid and self._root is None:
+                claim.elsewhere = next(filter(_is_file, outputs), claim.elsewhere)
+            above = (parent for parent in ancestors(pid, self._rows) if parent in self._rows)
+            launchers.setdefault(process.job, set()).update(p for p in above if self._rows[p].launcher)
+        for job, pids in launchers.items():
+            for pid in pids:
+                claims[job].files |= dict.fromkeys(self._written(pid, names, wanted), UNKNOWN_RANK)
+                claims[job].pipe = claims[job].pipe or not pipes.isdisjoint(self._fs.links(pid, 1, 2))
+        return _shared_by_jobs(list(claims.values()))
+
+    def _written(self, pid: int, names: set[str], wanted: dict[tuple[int, int], list[Path]]) -> list[Path]:
+        try:
+            held = self._fs.written(pid, names) if names else set()
+        except OSError:
+            return []
+        return [path for key in held for path in wanted.get(key, ())]
+
+    def _pipes(self, names: set[str], wanted: dict[tuple[int, int], list[Path]]) -> set[str]:
+        """What leads to us: our pipe, those written to watched files (`job | tee x.log`), and those that feed them."""
+        pipes = {f"pipe:[{self._pipe}]"} if self._pipe is not None else set()
+        readers: list[tuple[str, list[str]]] = []
+        for pid in self._fs.pids():
+            for source in (link for link in self._fs.links(pid, 0) if link.startswith("pipe:")):
+                readers.append((source, self._fs.links(pid, 1)))
+                if self._written(pid, names, wanted):
+                    pipes.add(source)
+        for _ in range(_LONGEST_PIPELINE):
+            pipes |= {source for source, outputs in readers if not pipes.isdisjoint(outputs)}
+        return pipes
 
     def unavailable(self) -> EvidenceUnavailable | None:
         """Why ranks may be hidden from us: Python processes whose environment we may not read."""
@@ -137,7 +194,7 @@ class Processes:
         )
 
     def _all(self) -> list[RankProcess]:
-        table = self._table()
+        table = self._rows = self._table()
         self._bar_orphans(table)
         found = choose(table, self._barred, self._root)
         self._mains |= {(f.identity.job, f.identity.rank): (f.row.pid, f.row.start) for f in found}
@@ -220,3 +277,16 @@ class Processes:
                 if process is not None:
                     result.append((process, pid))
         return result
+
+
+def _is_file(link: str) -> bool:
+    """Whether a link of /proc/PID/fd leads to a file and not to a pipe, socket, terminal or device."""
+    return link.startswith("/") and not link.startswith(("/dev/", "/memfd:"))
+
+
+def _shared_by_jobs(claims: list[Claim]) -> list[Claim]:
+    """A file that several jobs write is nobody's own."""
+    writers = Counter(path for claim in claims for path in claim.files)
+    for claim in claims:
+        claim.files |= dict.fromkeys((path for path in claim.files if writers[path] > 1), UNKNOWN_RANK)
+    return claims

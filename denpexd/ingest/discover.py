@@ -27,6 +27,8 @@ _BINARY = re.compile(
 _LOG = re.compile(r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$", re.IGNORECASE)
 _TEXT = re.compile(r"^[^.]*$|\.txt$", re.IGNORECASE)
 _OURS = re.compile(r"log|out|err|train|console", re.IGNORECASE)
+_LAUNCHERS = re.compile(r"launcher|torchrun|slurm|srun|sbatch|mpirun|nohup", re.IGNORECASE)
+_STALE = 600.0  # a log that was last written so many seconds before a run began tells nothing about it
 _FULL = 16  # every so many scans look at everything, even if no folder seems to have changed
 _NOT_LOGS = {"filtered_stdout.log", "filtered_stderr.log", "requirements.txt", "CMakeLists.txt"}
 
@@ -56,6 +58,7 @@ class _Source:
     root: str
     job: str
     layout: Layout
+    named: bool = False  # the pattern tells the job
 
 
 class Discovery:
@@ -94,10 +97,11 @@ class Discovery:
         if len(sources) > self._limit:
             self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
         current = self._without_earlier_runs(sources[: self._limit])
+        current, undecided = self._with_launchers(current)
         notes = self._ambiguous(current)
         self._said.intersection_update(self.errors)
         # Settled after two equal looks: one time stamp of a folder can cover a change before and one after a look.
-        plain = not walk.links and len(current) == len(sources) and not notes
+        plain = not walk.links and len(current) == len(sources) and not notes and not undecided
         self._settled, self._marks = plain and walk.marks == self._marks, walk.marks
         self._result = [_found(source, notes.get(source.path, "")) for source in current]
         self.directories = _watchable(current, walk.folders)
@@ -171,7 +175,7 @@ class Discovery:
         if values and "attempt" in values:
             layout = replace(layout, attempt=int(values["attempt"]))
         job = self._job or (values or {}).get("job") or layout.job or root.rpartition("/")[2]
-        return _Source(match.path, match.link, root, job, layout)
+        return _Source(match.path, match.link, root, job, layout, bool(values and values.get("job")))
 
     def _without_earlier_runs(self, sources: list[_Source]) -> list[_Source]:
         """torchrun makes a new folder at each start: of two in one log folder, the first may be over."""
@@ -186,6 +190,38 @@ class Discovery:
         for run in sorted(over):
             self._say(run, "an earlier run in the same log folder: it is not read, give its path to diagnose it")
         return [source for source in sources if source.layout.run not in over or not source.layout.run]
+
+    def _with_launchers(self, sources: list[_Source]) -> tuple[list[_Source], bool]:
+        """A launcher's own output lies beside the folders of its ranks: it belongs to the job of the run that goes on.
+
+        So does any merged log right beside one run; further up only what is named like a launcher's. Also returned:
+        whether a later look may decide otherwise although no folder changes.
+        """
+        runs: dict[str, tuple[str, list[str]]] = {}
+        for source in sources:
+            if source.layout.run:
+                runs.setdefault(source.layout.run, (source.job, []))[1].append(source.path)
+        if self._job or not runs:
+            return sources, False
+        lives = {run: _lifetime(paths) for run, (_, paths) in runs.items()}
+        undecided = len({job for job, _ in runs.values()}) > 1
+        result: list[_Source] = []
+        for source in sources:
+            if source.named or source.layout.run or source.layout.rank != UNKNOWN_RANK:
+                result.append(source)
+                continue
+            folder, _, name = source.path.rpartition("/")
+            far = _LAUNCHERS.search(name) is not None
+            near = {run: life for run, life in lives.items() if _is_beside(run, folder, far=far)}
+            going_on = near.keys() - _earlier(near) if near else set()
+            jobs = {runs[run][0] for run in going_on}
+            if len(jobs) == 1 and (job := jobs.pop()) != source.job:
+                if _written(source.path) < min(lives[run].start for run in going_on) - _STALE:
+                    undecided = True
+                else:
+                    source = replace(source, job=job)
+            result.append(source)
+        return result, undecided
 
     def _ambiguous(self, sources: list[_Source]) -> dict[str, str]:
         """Path -> why its rank cannot be told."""
@@ -268,6 +304,20 @@ def _lifetime(paths: Sequence[str]) -> _Lifetime:
             continue
         start, last, empty = min(start, folder.st_mtime), max(last, info.st_mtime), empty and info.st_size == 0
     return _Lifetime(start, last, empty)
+
+
+def _is_beside(run: str, folder: str, *, far: bool) -> bool:
+    """Whether a run lies right in the folder, or anywhere below it if that is near enough."""
+    parent = run.rpartition("/")[0]
+    return parent == folder or (far and parent.startswith(f"{folder}/"))
+
+
+def _written(path: str) -> float:
+    """When a file was last written, in file time; 0 if it is gone."""
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116 - as above
+    except OSError:
+        return 0.0
 
 
 def _earlier(runs: dict[str, _Lifetime]) -> set[str]:

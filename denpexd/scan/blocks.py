@@ -220,7 +220,7 @@ class Traceback:
         frames = tuple(frame for part in everything for frame in reversed(part.frames))
         o, (kind, message) = self.opening, raised[0].pair
         rank = UNKNOWN_RANK if _is_launcher(raised[0]) else o.rank
-        if rank == UNKNOWN_RANK and (spawned := _SPAWNED.search(message)) is not None:
+        if rank == UNKNOWN_RANK and (spawned := _SPAWNED.search(message) or _SPAWNED.search(o.before)) is not None:
             rank = int(spawned.group(1))
         uncaught = o.hooked or not self._logged
         text = (f"{kind}: {message}".splitlines()[0] if message else kind)[:500] or o.text

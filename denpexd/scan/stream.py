@@ -73,6 +73,10 @@ class Stream:
         """Look for other signals from the next chunk on."""
         self._scanner = scanner
 
+    def belongs_to(self, rank: int) -> None:
+        """Whose file it is was learned later; what has begun already, a line or a traceback, goes on."""
+        self.rank = self._prefixes.rank = self._launcher.rank = rank
+
     def feed(self, t: float, offset: int, data: bytes, *, history: bool = False) -> list[Event]:
         """The events of bytes that stand at `offset` and were read at `t`; a gap before them ends the open line."""
         before = self.flush(t) if self._next >= 0 and offset != self._next else []
