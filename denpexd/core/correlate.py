@@ -31,7 +31,6 @@ from denpexd.core.events import (
     Want,
 )
 from denpexd.core.explain import verdict
-from denpexd.core.facts import lapsed
 from denpexd.core.incident import (
     DEGRADATION_OVER,
     QUIET,
@@ -42,12 +41,16 @@ from denpexd.core.incident import (
     make_key,
     superseded,
 )
-from denpexd.core.index import index
+from denpexd.core.index import Index
 from denpexd.core.intake import Intake
 from denpexd.core.match import Candidate, candidate
 from denpexd.core.rule import Catalog
+from denpexd.core.settling import Moment, moved_on, ready
 from denpexd.core.state import JobState
 
+PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended")
+FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "metric_spread", "fewer_steps")
+END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps")
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -84,7 +87,7 @@ class Correlator:
         self.catalog = catalog
         self._intake = Intake(catalog, self.job)
         self._below = superseded(catalog.rules)
-        self._by_signal, self._by_fact, self._timed = index(catalog)
+        self._index = Index(catalog)
         self._live: dict[str, Candidate] = {}
         self._dirty = set(catalog.rules)
 
@@ -158,37 +161,20 @@ class Correlator:
             case Activity():
                 self._intake.activity(event)
             case Hit():
-                moves = self.job.moves
-                self._intake.hit(event)
-                signal = self.catalog.signals.get(event.signal)
-                if signal is not None and signal.role != "progress":
-                    self._touch(self._by_signal.get(event.signal, ()), news=signal.role not in ("phase", "config"))
-                    if signal.role == "phase":
-                        self._touch(self._facts("phase", "phase_alone", "fewer_steps", "ended"), news=False)
-                    elif signal.role == "collateral":
-                        self._touch({*self._facts("no_report"), *self._live}, news=True)
-                    if event.fields:
-                        self._touch(
-                            self._facts(
-                                "pending", "mismatch", "behind", "not_in_collective", "metric_spread", "fewer_steps"
-                            ),
-                            news=False,
-                        )
-                elif self.job.moves > moves and (self._live or self.incidents):
-                    self._touch(self._live, news=False)
+                self._hit(event)
             case Raised():
                 self._intake.raised(event)
-                self._touch(self._facts("raised", "gone"), news=True)
+                self._touch(self._index.facts("raised", "gone"), news=True)
                 self._want(out, "process", (event.rank,), "an exception was printed")
             case Frames():
                 self._intake.frames(event)
-                self._touch(self._frame_rules, news=event.kind == "traceback")
+                self._touch(self._index.facts("frame", "odd_stack"), news=event.kind == "traceback")
             case Exit():
                 if self._intake.exit(event):
-                    self._touch({*self._facts("exit", "gone", "raised", "ended"), *self._live}, news=event.code != 0)
+                    self._touch({*self._index.facts(*END_FACTS), *self._live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
-                self._touch(self._facts(event.name), news=False)
+                self._touch(self._index.facts(event.name), news=False)
             case Joined():
                 self._intake.joined(event)
             case Attempt():
@@ -203,18 +189,29 @@ class Correlator:
             case _:
                 assert_never(event)
 
+    def _hit(self, hit: Hit) -> None:
+        moves = self.job.moves
+        self._intake.hit(hit)
+        signal = self.catalog.signals.get(hit.signal)
+        if signal is None:
+            return
+        if signal.role == "progress":
+            if self.job.moves > moves:
+                self._touch(self._live, news=False)
+            return
+        self._touch(self._index.signal(hit.signal), news=signal.role not in ("phase", "config"))
+        if signal.role == "phase":
+            self._touch(self._index.facts(*PHASE_FACTS), news=False)
+        elif signal.role == "collateral":
+            self._touch({*self._index.facts("no_report"), *self._live}, news=True)
+        if hit.fields:
+            self._touch(self._index.facts(*FIELD_FACTS), news=False)
+
     def _touch(self, rules: Iterable[str], *, news: bool) -> None:
         before = len(self._dirty)
         self._dirty |= set(rules)
         if news and (len(self._dirty) > before or self._live):
             self._news_t = self.now
-
-    def _facts(self, *names: str) -> set[str]:
-        return {rule for name in names for rule in self._by_fact.get(name, ())}
-
-    @property
-    def _frame_rules(self) -> set[str]:
-        return self._by_fact.get("frame", set())
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -226,7 +223,7 @@ class Correlator:
             self._look(out)
         else:
             self._looks, self._next_look = 0, float("-inf")
-        timed = self._timed if silence >= self.limits.min_silence else set()
+        timed = self._index.timed if silence >= self.limits.min_silence else set()
         self._judge(timed | set(self._live) | self._dirty)
         self._dirty = set()
         self._speak(out, at_tick=True)
@@ -262,16 +259,6 @@ class Correlator:
             self._matched_since.setdefault(rule_id, self.now)
             self._live[rule_id] = found
 
-    def _stop_witness(self) -> float | None:
-        """When the first witness said that training has stopped, other than by silence; None if nobody did."""
-        times = []
-        for state in self.job.ranks.values():
-            if state.reported and not lapsed(self.job, state, state.reported.t):
-                times.append(state.reported.t)
-            times += [r.event.t for r in state.raised if r.event.uncaught and not lapsed(self.job, state, r.event.t)]
-            times += [e.event.t for e in state.exits if not e.forced and e.event.code not in (0, None)]
-        return min(times, default=None)
-
     def _speak(self, out: list[Output], *, at_tick: bool) -> None:
         stops = [c for c in self._live.values() if c.rule.stops]
         # The cause of a degradation can also end the job; then it explains the stop better than what it supersedes.
@@ -292,7 +279,7 @@ class Correlator:
         self, out: list[Output], winner: Candidate | None, others: list[tuple[str, str]], *, at_tick: bool
     ) -> None:
         incident = self.incidents.get("stop")
-        if incident is not None and self._moved_on(incident):
+        if incident is not None and moved_on(self.job, incident):
             self._close(out, "stop", incident)
             return
         if winner is None:
@@ -318,48 +305,10 @@ class Correlator:
 
     def _ready(self, c: Candidate) -> bool:
         """May this candidate open an incident now?"""
-        if c.history and not self.job.recent:
-            return False
-        if self.job.clean and c.certainty != "confirmed":
-            return False
         if self._dismissed is not None and self._dismissed == self.job.moves:
             return False
-        if self.now - self._matched_since[c.rule.id] < (c.rule.correlation.hold if c.rule.correlation else 0.0):
-            return False
-        witness, over = self._stop_witness(), self.job.over
-        if witness is not None and (over or self._ending):
-            return True
-        if c.history and self.job.silence(self.now) < self.limits.min_silence:
-            return False  # it stood there before we came; the job may well be past it
-        first = c.cause_t if witness is None else min(witness, c.cause_t)
-        settled = due(first, self._news_t, self.now)
-        # Words alone stop nothing: unless a process has ended, give the next steps a chance to prove it.
-        reported = any(s.reported for s in self.job.ranks.values())
-        patient = self._failed_exit() or reported or self.now >= first + min(300.0, self.job.proof)
-        if c.rule.correlation is not None:
-            if c.certainty == "confirmed" and self._ended(c.initiating):
-                return self.now >= self._news_t + QUIET
-            stalled = self.job.silence(self.now) >= cadence.page(self.limits, self.job.usual)
-            if witness is None or (stalled and c.certainty == "confirmed"):
-                return stalled
-            return settled and patient
-        if c.fatal and c.certainty == "confirmed" and (reported or self._ended(c.initiating)):
-            return True
-        return settled and patient and (c.fatal or reported or self._failed_exit())
-
-    def _ended(self, ranks: Iterable[int]) -> bool:
-        """A process of these ranks has ended badly: what they could say is said."""
-        exits = (e for r in ranks if r in self.job.ranks for e in self.job.ranks[r].exits)
-        return any(e.event.code != 0 for e in exits)
-
-    def _failed_exit(self) -> bool:
-        return any(e.event.code != 0 for s in self.job.ranks.values() for e in s.exits)
-
-    def _moved_on(self, incident: Incident) -> bool:
-        """Training goes on: two more steps after the incident opened, beyond those that were in flight."""
-        job, cause = self.job, incident.candidate
-        since = max(incident.opened_t, cause.evidence[-1].t)
-        return job.moved_t is not None and job.moved_t > since + max(2.0, 2 * (job.usual or 0.0))
+        since = self._matched_since.get(c.rule.id, self.now)
+        return ready(c, self.job, self.limits, Moment(self.now, since, self._news_t, self._ending))
 
     # --- saying -----------------------------------------------------------------------------------------------------
 

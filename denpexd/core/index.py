@@ -5,20 +5,29 @@ from denpexd.core.rule import Catalog, Rule
 TIMED = frozenset({"stalled", "silent"})
 
 
-def index(catalog: Catalog) -> tuple[dict[str, set[str]], dict[str, set[str]], set[str]]:
-    """Which rules depend on a signal id, on a fact name ("frame" for stacks), and on time."""
-    by_signal: dict[str, set[str]] = {}
-    by_fact: dict[str, set[str]] = {}
-    timed: set[str] = set()
-    for rule in catalog.rules.values():
-        for signal_id in used_signals(rule):
-            signal = catalog.signals[signal_id]
-            by_signal.setdefault(signal_id, set()).add(rule.id)
-            if signal.kind != "log":
-                by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
-            if signal.fact in TIMED:
-                timed.add(rule.id)
-    return by_signal, by_fact, timed
+class Index:
+    """The rules of a catalogue by the signals, facts and stacks they depend on."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.timed: set[str] = set()  # rules about silence: judged at every tick
+        self._by_signal: dict[str, set[str]] = {}
+        self._by_fact: dict[str, set[str]] = {}
+        for rule in catalog.rules.values():
+            for signal_id in used_signals(rule):
+                signal = catalog.signals[signal_id]
+                self._by_signal.setdefault(signal_id, set()).add(rule.id)
+                if signal.kind != "log":
+                    self._by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
+                if signal.fact in TIMED:
+                    self.timed.add(rule.id)
+
+    def signal(self, signal_id: str) -> set[str]:
+        """Rules that look at this signal."""
+        return self._by_signal.get(signal_id, set())
+
+    def facts(self, *names: str) -> set[str]:
+        """Rules that look at one of these facts ("frame": at a stack)."""
+        return {rule for name in names for rule in self._by_fact.get(name, ())}
 
 
 def used_signals(rule: Rule) -> set[str]:

@@ -1,0 +1,79 @@
+"""When a candidate may be said: late ranks have had their say, and what training survives is never told."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from denpexd.core import cadence
+from denpexd.core.facts import lapsed
+from denpexd.core.incident import QUIET, Incident, due
+from denpexd.core.match import Candidate
+from denpexd.core.state import JobState
+
+MOST_PATIENT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, and since when the rule has matched and nothing new was heard. `ending`: nothing more will be observed."""
+
+    now: float
+    matched_since: float
+    news_t: float
+    ending: bool
+
+
+def stop_witness(job: JobState) -> float | None:
+    """When the first witness said that training has stopped, other than by silence; None if nobody did."""
+    times = []
+    for state in job.ranks.values():
+        if state.reported and not lapsed(job, state, state.reported.t):
+            times.append(state.reported.t)
+        times += [r.event.t for r in state.raised if r.event.uncaught and not lapsed(job, state, r.event.t)]
+        times += [e.event.t for e in state.exits if not e.forced and e.event.code not in (0, None)]
+    return min(times, default=None)
+
+
+def ready(c: Candidate, job: JobState, limits: cadence.Limits, at: Moment) -> bool:
+    """May this candidate open an incident?"""
+    if (c.history and not job.recent) or (job.clean and c.certainty != "confirmed"):
+        return False
+    if at.now - at.matched_since < (c.rule.correlation.hold if c.rule.correlation else 0.0):
+        return False
+    witness = stop_witness(job)
+    if witness is not None and (job.over or at.ending):
+        return True
+    if c.history and job.silence(at.now) < limits.min_silence:
+        return False  # it stood there before we came; the job may well be past it
+    first = c.cause_t if witness is None else min(witness, c.cause_t)
+    settled = due(first, at.news_t, at.now) and _no_survival_expected(job, first, at.now)
+    reported, ended = _reported(job), _ended_badly(job, c.initiating)
+    if c.rule.correlation is None:
+        if c.fatal and c.certainty == "confirmed" and (reported or ended):
+            return True
+        return settled and (c.fatal or reported or _ended_badly(job, job.ranks))
+    if c.certainty == "confirmed" and ended:
+        return at.now >= at.news_t + QUIET
+    stalled = job.silence(at.now) >= cadence.page(limits, job.usual)
+    if witness is None or (stalled and c.certainty == "confirmed"):
+        return stalled
+    return settled
+
+
+def _no_survival_expected(job: JobState, first: float, now: float) -> bool:
+    """Words alone stop nothing: unless a process has ended, the next steps get the chance to prove it."""
+    return _ended_badly(job, job.ranks) or _reported(job) or now >= first + min(MOST_PATIENT, job.proof)
+
+
+def _reported(job: JobState) -> bool:
+    return any(s.reported for s in job.ranks.values())
+
+
+def _ended_badly(job: JobState, ranks: Iterable[int]) -> bool:
+    """A process of these ranks has ended, and not with exit code 0: what they could say is said."""
+    return any(e.event.code != 0 for r in ranks if r in job.ranks for e in job.ranks[r].exits)
+
+
+def moved_on(job: JobState, incident: Incident) -> bool:
+    """Training goes on: two more steps after the incident opened, beyond those that were in flight."""
+    since = max(incident.opened_t, incident.candidate.evidence[-1].t)
+    return job.moved_t is not None and job.moved_t > since + max(2.0, 2 * (job.usual or 0.0))
