@@ -2,11 +2,10 @@
 
 import sys
 
-import httpx
-
 from denpexd.clock import SystemClock
 from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.policy import Delivery
+from denpexd.notify.post import new_client
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks import make_sinks
 from denpexd.settings import Settings
@@ -16,7 +15,7 @@ async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str
     """(sink, "" or what went wrong) for each sink, or for the one named `only`; SettingsError if there is none such."""
     clock = SystemClock()
     done = []
-    async with httpx.AsyncClient(follow_redirects=False, timeout=10.0) as client:
+    async with new_client() as client:
         sinks = make_sinks(settings, client, clock, sys.stdout, color=False, width=100)
         chosen = [s for s in sinks if only in (None, s.name)]
         if not chosen:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
@@ -65,39 +66,29 @@ class Intake:
         if signal.role == "progress":
             self._progress(state, event)
             return
-        evidence = Evidence(
-            event.rank,
-            "log",
-            event.source,
-            event.offset,
-            event.t,
-            event.text,
-            signal.means,
-            teller=event.rank,
-            seq=self.job.seq,
-            weight="suspect" if event.handled else "fatal",
-            history=event.history,
-        )
+        evidence = self._quoted(event, signal.means)
         if signal.role == "phase" and signal.phase:
             self._phase(state, signal.phase, evidence, event.t)
         if signal.role == "collateral":
             self._reported(state, signal, evidence)
         self._fields(state, event, evidence)
         for rank in self._about(signal, event):
-            teller = Evidence(
-                rank,
-                "log",
-                event.source,
-                event.offset,
-                event.t,
-                event.text,
-                signal.means,
-                teller=event.rank,
-                seq=self.job.seq,
-                weight=evidence.weight,
-                history=event.history,
-            )
-            self._note(self.job.rank(rank), signal.id, teller, event.fields)
+            self._note(self.job.rank(rank), signal.id, replace(evidence, rank=rank), event.fields)
+
+    def _quoted(self, event: Hit, means: str) -> Evidence:
+        return Evidence(
+            event.rank,
+            "log",
+            event.source,
+            event.offset,
+            event.t,
+            event.text,
+            means,
+            teller=event.rank,
+            seq=self.job.seq,
+            weight="suspect" if event.handled else "fatal",
+            history=event.history,
+        )
 
     def _note(self, state: RankState, signal: str, evidence: Evidence, fields: Mapping[str, str]) -> None:
         known = state.seen.get(signal)
@@ -177,17 +168,7 @@ class Intake:
             state.step, state.epoch = step if step is not None else state.step, epoch
             state.total = total or state.total
         elif state.phase != "eval":
-            evidence = Evidence(
-                event.rank,
-                "log",
-                event.source,
-                event.offset,
-                event.t,
-                event.text,
-                "a progress bar of an evaluation",
-                seq=self.job.seq,
-            )
-            self._phase(state, "eval", evidence, event.t)
+            self._phase(state, "eval", self._quoted(event, "a progress bar of an evaluation"), event.t)
             was, steps = "eval", 0
         else:
             was, steps = "eval", 0
