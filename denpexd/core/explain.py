@@ -77,18 +77,19 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
 
 def is_hang(c: Candidate, job: JobState) -> bool:
     """Nobody failed on its own: ranks waited for each other (also when that ended in timeouts)."""
-    if c.rule.entry.category == "hang":
-        return True
     waited = any("timeout" in s.states for s in job.ranks.values())
+    if c.rule.entry.category == "hang":
+        return waited or not any(s.reported for s in job.ranks.values())  # else they lost a peer, and at once
     died = any(job.ranks[r].gone for r in c.initiating if r in job.ranks)
-    return c.rule.correlation is not None and c.rule.stops and waited and not died
+    return c.rule.stops and waited and not died
 
 
 def summary(incident: Incident, job: JobState, now: float) -> str:
     """One paragraph for a person: who, since when, at which step, how many ranks idle."""
     c = incident.candidate
     world = len(job.universe)
-    who = f"rank {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
+    several = "ranks" if len(c.initiating) > 1 else "rank"
+    who = f"{several} {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
     parts = [f"{c.rule.entry.title}: {who} of {world}."]
     if len(c.collateral) == 1:
         parts.append(f"Rank {c.collateral[0]} only waits, or fails as a consequence.")

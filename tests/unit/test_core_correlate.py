@@ -11,7 +11,6 @@ import pytest
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import BACK_OFF, Correlator
-from denpexd.core.index import used_signals
 from denpexd.core.events import (
     UNKNOWN_RANK,
     Activity,
@@ -32,6 +31,7 @@ from denpexd.core.events import (
     Updated,
     Want,
 )
+from denpexd.core.index import used_signals
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 

@@ -143,6 +143,42 @@ def test_what_the_core_was_fed_is_journaled_without_ticks_and_activity(files: Fi
     assert files.pipeline.jobs["run"].core.job.world_size == 8
 
 
+def test_what_has_begun_moves_along_when_a_file_turns_out_to_be_of_another_job(files: Files) -> None:
+    where = "/logs/launcher.log"
+    before, after = (found(UNKNOWN_RANK, job=job, path=where) for job in ("logs", "1f2e"))
+    files.pipeline.settle([before])
+    files.add(1, UNKNOWN_RANK, CRASH[:60], job="logs", path=where)
+    files.pipeline.settle([after])
+    assert list(files.pipeline.jobs) == ["1f2e"]
+    files.add(1.5, UNKNOWN_RANK, CRASH[60:], job="1f2e", path=where)
+    files.wait(3, 6)
+    told = [decode(line) for line in files.done.journal]
+    assert [(job, e.text) for job, e in told if isinstance(e, Raised)] == [("1f2e", "FormatError: bad magic")]
+
+
+def test_a_job_whose_files_went_to_another_stays_while_its_incident_is_open(files: Files) -> None:
+    files.pipeline.settle([found(0), found(1)])
+    files.train(1, 10)
+    files.add(11, 1, CRASH)
+    files.wait(12, 30)
+    assert len(files.verdicts) == 1
+    files.pipeline.settle([found(0, job="other", path=str(found(0).path))])
+    assert set(files.pipeline.jobs) == {"run", "other"}
+    files.wait(31, 32)
+
+
+def test_a_job_of_the_journal_without_a_file_does_not_hang(files: Files, scanner: Scanner) -> None:
+    files.train(1, 20)
+    told = {}
+    for there in (["run"], ["other"]):
+        again = Pipeline(TINY, scanner, start_t=START + 40, limits=Limits())
+        again.restore(files.done.journal, [], START + 40)
+        again.settle([found(0, job=job) for job in there])
+        wants = [want for second in range(41, 200) for want in again.tick(START + second).wants]
+        told[there[0]] = bool(wants)
+    assert told == {"run": True, "other": False}
+
+
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 
