@@ -5,16 +5,17 @@ registers its clean-up at once and the stack undoes them in reverse.
 """
 
 import asyncio
+import errno
 import logging
 import os
 import random
 import shutil
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TextIO
-
-import httpx
 
 from denpexd.catalog.load import load as load_rules
 from denpexd.catalog.load import shipped_rules
@@ -29,12 +30,14 @@ from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
+from denpexd.notify.post import new_client
 from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.stream import Scanner
 from denpexd.settings import Settings, read_secret
+from denpexd.state import of_daemon
 from denpexd.systemd_notify import sd_notify
 from denpexd.web.api import create_app
 from denpexd.web.server import bind, serve
@@ -70,6 +73,9 @@ async def run(
     clock: Clock | None = None,
     root_pid: int | None = None,
     pipe: int | None = None,
+    any_port: bool = False,
+    state: Callable[[Path, Clock], Store] = of_daemon,
+    fresh: bool = False,
     collector: CollectorLike | None = None,
     until: Callable[["Daemon"], bool] | None = None,
     listening: Callable[[str], None] | None = None,
@@ -78,31 +84,33 @@ async def run(
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
     `root_pid`: the job is this process and what descends from it. `pipe`: inode of the pipe its output comes through.
-    `collector`: who answers for the processes, those of this node if nobody is given.
+    `any_port`: if another daemon has the port, take a free one. `state` opens the state in the folder of the settings;
+    `fresh`: of it only unsent alerts are taken over, nothing about files and jobs. `collector`: who answers for the
+    processes, those of this node if nobody is given.
     """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
         catalog = load_catalog(settings)
         scanner = make_scanner(catalog)
-        sock = await asyncio.to_thread(bind, settings.web.host, settings.web.port)
+        sock = await asyncio.to_thread(_listen, settings.web.host, settings.web.port, any_port=any_port)
         cleanup.callback(sock.close)
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o750)
-        store = Store(settings.state_dir / "denpexd.sqlite", clock)
-        await asyncio.to_thread(store.open)
+        store = await asyncio.to_thread(state, settings.state_dir, clock)
         cleanup.push_async_callback(asyncio.to_thread, store.close)
         pipeline = Pipeline(
             catalog, scanner, start_t=clock.now(), limits=limits_of(settings), max_line=settings.ingest.max_line
         )
-        pipeline.restore(store.journal(), store.incidents("open"), clock.now())
+        if not fresh:
+            pipeline.restore(store.journal(), store.incidents("open"), clock.now())
+        positions = {} if fresh else store.positions()
         waker = Waker(clock)
-        reader = Reader(Discovery(settings.paths, settings.job), clock, waker, store.positions(), settings.ingest.sweep)
+        reader = Reader(Discovery(settings.paths, settings.job), clock, waker, positions, settings.ingest.sweep)
         cleanup.callback(reader.close)
         collector = collector or Collector(
             Processes(root_pid=root_pid, pipe=pipe),
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
         )
-        client = await cleanup.enter_async_context(httpx.AsyncClient(follow_redirects=False, timeout=10.0))
+        client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
@@ -143,6 +151,23 @@ async def run(
             if task is not stop and (error := task.exception()) is not None:
                 raise error
     return 0
+
+
+def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:
+    """A listening socket; see `bind`. With `any_port` a port in use is no error: a job must not go unwatched for it."""
+    try:
+        return bind(host, port)
+    except SettingsError as error:
+        if not (any_port and isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE):
+            raise
+    sock = bind(host, 0)
+    log.warning(
+        "port %d on %s is in use (another denpexd?): metrics and console are on port %d",
+        port,
+        host,
+        sock.getsockname()[1],
+    )
+    return sock
 
 
 def _signals(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -30,6 +31,18 @@ LOOKS = 4  # requests for evidence that run at the same time
 KEPT = 1000  # incidents shown
 
 Verdict = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What is to be written with the next transaction, beside the positions."""
+
+    journal: list[str] = field(default_factory=list)
+    incidents: list[Verdict] = field(default_factory=list)
+    deliveries: list[Delivery] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.journal or self.incidents or self.deliveries)
 
 
 class CollectorLike(Protocol):
@@ -83,7 +96,8 @@ class Daemon:
         self._tick_at = clock.now()
         self._moved_at = clock.now()
         self._lag = 0.0
-        self._journal: list[str] = []
+        self._pending = _Batch()
+        self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the store
         self._held: dict[Path, int] = {}  # what the local processes write
         self._attach_at = float("-inf")
         self._started = False
@@ -136,7 +150,7 @@ class Daemon:
             self._tick_at = now
             await self._processes(now)
             await self.handle(self.pipeline.tick(now))
-            await self._save()
+            await self._commit()
             if self.healthy()[0]:
                 sd_notify("WATCHDOG=1", notify)
 
@@ -178,7 +192,7 @@ class Daemon:
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
             more = self.reader.behind()
         await self.handle(self.pipeline.flush(self.clock.now()))
-        await self._save()
+        await self._commit()
         for task in self._looking:
             task.cancel()
         await self.deliverer.drain(GRACE)
@@ -187,52 +201,53 @@ class Daemon:
 
     async def handle(self, outcome: Outcome) -> None:
         """Make a batch's consequences durable together with the positions, then let the senders go."""
-        changes = outcome.changes
-        self._journal += outcome.journal
+        # Nothing is waited for until all of it is pending: whoever writes next takes the positions with what they mean.
+        changes, pending = outcome.changes, self._pending
+        pending.journal += outcome.journal
+        pending.incidents += [change.verdict for change in changes]
+        pending.deliveries += self._plan(changes)
         for change in changes:
             self._remember(change.verdict)
-        if changes:
-            # The core says a change once: to be cancelled here, at the end, must not lose it.
-            await asyncio.shield(self._commit([c.verdict for c in changes], self._plan(changes)))
-            self.deliverer.wake()
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:
                 task = asyncio.create_task(self._look(job, want), name="look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
+        if changes:
+            # The core says a change once: to be cancelled here, at the end, must not lose it.
+            await asyncio.shield(self._commit())
 
     def _plan(self, changes: Sequence[Change]) -> list[Delivery]:
         """Messages for all changes of a batch, each knowing what the ones before it will have said."""
         deliveries: list[Delivery] = []
-        told: dict[str, dict[str, Sent]] = {}
         for change in changes:
             key = str(change.verdict["key"])
-            sent = told.setdefault(key, self.store.sent(key))
-            planned = plan(change, self._sinks, sent)
-            sent.update({d.sink: Sent(d.revision, d.event) for d in planned})
+            planned = plan(change, self._sinks, self.store.sent(key) | self._planned.get(key, {}))
+            self._planned.setdefault(key, {}).update({d.sink: Sent(d.revision, d.event) for d in planned})
             deliveries += planned
         return deliveries
 
-    async def _commit(self, incidents: Sequence[Verdict] = (), deliveries: Sequence[Delivery] = ()) -> None:
+    async def _commit(self) -> None:
         """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing."""
         async with self._writing:
-            journal, self._journal = self._journal, []
+            batch, self._pending = self._pending, _Batch()
             positions = self.reader.positions()
+            if not (positions or batch):
+                return
             try:
                 await asyncio.to_thread(
                     self.store.commit,
                     positions=positions,
-                    incidents=incidents,
-                    deliveries=deliveries,
-                    journal=journal,
+                    incidents=batch.incidents,
+                    deliveries=batch.deliveries,
+                    journal=batch.journal,
                 )
             except StateError as error:
                 log.error("%s", error)
-
-    async def _save(self) -> None:
-        """Once a second: positions and journal that no change has taken along."""
-        if self._journal or self.reader.moved:
-            await self._commit()
+            if not self._pending.deliveries:
+                self._planned.clear()  # the store knows them all
+            if batch.deliveries:
+                self.deliverer.wake()
 
     def _remember(self, verdict: Verdict) -> None:
         key = str(verdict["key"])

@@ -56,7 +56,8 @@ def _section(head: str, items: Iterable[str], rule: Rule, width: int, *, numbere
         mark = f"{number}. " if numbered else ("- " if len(items) > 1 else "")
         for at, part in enumerate(_plain(item, rule).split("\n")):
             lead = "  " + (mark if at == 0 else " " * len(mark))
-            lines += textwrap.wrap(part, width, initial_indent=lead, subsequent_indent=" " * len(lead)) or [""]
+            room = 10_000 if part.startswith("$ ") else width  # a command is copied, so it stays on one line
+            lines += textwrap.wrap(part, room, initial_indent=lead, subsequent_indent=" " * len(lead)) or [""]
     return lines
 
 

@@ -6,14 +6,15 @@ the daemon tails like any log. If the daemon dies or is slow, the job and its ou
 
 import asyncio
 import contextlib
+import functools
+import hashlib
 import json
 import logging
 import os
-import shutil
 import signal
+import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from denpexd.errors import SettingsError
 from denpexd.evidence.procfs import ProcFs
 from denpexd.evidence.ranks import DEAD_STATES
 from denpexd.relay import Relay, start
+from denpexd.workfolder import work_folder
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_WORDS = 20.0  # seconds the daemon gets to explain a job that has just failed
@@ -33,8 +35,9 @@ LAST_LINES = 5.0  # seconds the relay gets to pass on what the command has writt
 def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
     """Run the daemon on paths; "-" stands for standard input, which is passed on to standard output."""
     with contextlib.ExitStack() as cleanup:
-        chosen, stream, until = list(paths), sys.stdout, None
+        chosen, stream, until, pipe = list(paths), sys.stdout, None, None
         if "-" in chosen:
+            pipe = _pipe(0)
             relay = cleanup.enter_context(_stdin_relay())
             chosen[chosen.index("-") :] = [str(p) for p in relay.spools.values()]
             stream = sys.stderr  # standard output carries the job's own lines
@@ -42,7 +45,17 @@ def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, c
             until = _Until(process)
         if chosen:
             flags = {**flags, "paths": chosen}
-        return run_daemon(config, flags, stream=stream, color=color, until=until)
+        name = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return run_daemon(config, flags, stream=stream, color=color, until=until, pipe=pipe, beside=f"run-{name}")
+
+
+def _pipe(fd: int) -> int | None:
+    """The inode of the pipe at this descriptor, if it is one."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_ino if stat.S_ISFIFO(status.st_mode) else None
 
 
 class _Until:
@@ -59,10 +72,24 @@ class _Until:
         return bool(daemon.clock.now() - self._ended_at > 1.0 and not daemon.reader.behind())
 
 
-def run_daemon(config: Path | None, flags: Mapping[str, Any], *, stream: Any, color: bool, until: Any = None) -> int:
-    """Load the settings and run the daemon in this process."""
+def run_daemon(
+    config: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    stream: Any,
+    color: bool,
+    until: Any = None,
+    pipe: int | None = None,
+    beside: str = "run",
+) -> int:
+    """Load the settings and run the daemon in this process.
+
+    Where port or state folder are nobody's choice and another daemon has them, it takes a free port and the folder
+    `beside` below the other's.
+    """
     from denpexd.app import run
     from denpexd.settings import Settings, load
+    from denpexd.state import of_daemon
 
     settings = load(config, overrides=flags, environ=os.environ)
     if not settings.paths:
@@ -72,7 +99,29 @@ def run_daemon(config: Path | None, flags: Mapping[str, Any], *, stream: Any, co
     def reread() -> Settings:
         return load(config, overrides=flags, environ=os.environ)
 
-    return asyncio.run(run(settings, stream=stream, color=color, until=until, reread=reread))
+    any_port = not _is_chosen(config, flags, "web", "port")
+    state = functools.partial(of_daemon, otherwise=None if _is_chosen(config, flags, "state_dir") else beside)
+    return asyncio.run(
+        run(
+            settings,
+            stream=stream,
+            color=color,
+            until=until,
+            reread=reread,
+            pipe=pipe,
+            any_port=any_port,
+            state=state,
+        )
+    )
+
+
+def _is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:
+    """Whether somebody gave this option: by the file, a DENPEXD_* variable, a flag, or systemd's state folder."""
+    from denpexd.settings import Settings
+    from denpexd.settings_sources import from_flags, read_environ, read_file
+
+    sources = [read_environ(os.environ, Settings), from_flags(flags), *([read_file(config)] if config else [])]
+    return any(at in source.places for source in sources) or (at == ("state_dir",) and "STATE_DIRECTORY" in os.environ)
 
 
 def _log_to_stderr(level: str) -> None:
@@ -85,12 +134,8 @@ def _log_to_stderr(level: str) -> None:
 @contextlib.contextmanager
 def _stdin_relay() -> Iterator[Relay]:
     """A relay from our standard input to our standard output, which outlives us if we are killed."""
-    folder = Path(tempfile.mkdtemp(prefix="denpexd-stdin-"))
-    try:
-        relay = start_on_stdin(folder)
-        yield relay
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with work_folder("denpexd-stdin-") as (folder, _):
+        yield start_on_stdin(folder)
 
 
 def start_on_stdin(folder: Path) -> Relay:
@@ -113,8 +158,7 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
 
     This process stays small: it forwards signals and waits. The daemon sees by itself when the command has ended.
     """
-    folder = Path(tempfile.mkdtemp(prefix="denpexd-exec-"))
-    try:
+    with work_folder("denpexd-exec-") as (folder, lock):
         relay = start(folder, {"stdout": 1, "stderr": 2})
         for spool in relay.spools.values():
             spool.touch(mode=0o600)
@@ -126,7 +170,7 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
             return 127 if isinstance(error, FileNotFoundError) else 126
         with _forwarded(child) as others:
             relay.close_writers()
-            daemon = _start_daemon(folder, config, flags, log_dirs, (child.pid, relay.process.pid))
+            daemon = _start_daemon(folder, lock, config, flags, log_dirs, (child.pid, relay.process.pid))
             code = child.wait()
             if daemon is not None:
                 others.append(daemon)
@@ -135,28 +179,26 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
                 relay.process.wait(LAST_LINES)
             _end_daemon(daemon, at_once=code == 0)
         return 128 - code if code < 0 else code
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start_daemon(
-    folder: Path, config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str], pids: tuple[int, int]
+    folder: Path, lock: int, config: Path | None, flags: dict[str, Any], log_dirs: Sequence[str], pids: tuple[int, int]
 ) -> "subprocess.Popen[bytes] | None":
     """The daemon as a process of its own; None (and a word) if it cannot be started: the job goes on without.
 
-    `pids`: those of the command and of the relay.
+    `lock`: of the folder, which the daemon uses on if we are killed. `pids`: those of the command and of the relay.
     """
     job = flags.get("job") or os.environ.get("SLURM_JOB_NAME") or f"exec-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
-    state = folder / "state"
     spools = [str(folder / "stdout.log"), str(folder / "stderr.log")]
     overrides = {**flags, "job": job, "paths": [*spools, *log_dirs]}
-    overrides.setdefault("state_dir", str(state))
     plan = {"config": str(config) if config else None, "flags": overrides, "root_pid": pids[0], "relay_pid": pids[1]}
+    plan["state_dir"] = str(folder / "state")
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "denpexd.execute", json.dumps(plan)],
             stdin=subprocess.DEVNULL,
             stdout=2,
+            pass_fds=[lock],
             start_new_session=True,
         )
     except OSError as error:
@@ -234,16 +276,33 @@ class _Process:
 
 
 def beside(plan: Mapping[str, Any]) -> int:
-    """The daemon beside an executed command: reports to standard error, sees only that command's processes."""
+    """The daemon beside an executed command: reports to standard error, sees only that command's processes.
+
+    Without a chosen `state_dir` the state is temporary, as the command is.
+    """
     from denpexd.app import run
     from denpexd.settings import load
+    from denpexd.state import of_command
 
     root = int(plan["root_pid"])
     ended = _Ended(root, int(plan["relay_pid"]))
-    config = Path(plan["config"]) if plan["config"] else None
-    settings = load(config, overrides=plan["flags"], environ=os.environ)
+    config, flags = Path(plan["config"]) if plan["config"] else None, dict(plan["flags"])
+    if not _is_chosen(config, flags, "state_dir"):
+        flags["state_dir"] = plan["state_dir"]
+    settings = load(config, overrides=flags, environ=os.environ)
     _log_to_stderr("warning")
-    return asyncio.run(run(settings, stream=sys.stdout, color=sys.stdout.isatty(), root_pid=root, until=ended))
+    return asyncio.run(
+        run(
+            settings,
+            stream=sys.stdout,
+            color=sys.stdout.isatty(),
+            root_pid=root,
+            until=ended,
+            any_port=True,
+            state=of_command,
+            fresh=True,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -63,11 +63,6 @@ class Reader:
     def overflows(self) -> int:
         return self._waker.overflows
 
-    @property
-    def moved(self) -> bool:
-        """Positions have changed since they were handed out."""
-        return bool(self._moved)
-
     async def wait(self, longest: float) -> set[str] | None:
         """Until something may be new, at most `longest` seconds; None: anything may be."""
         return await self._waker.wait(min(longest, self._sweep))

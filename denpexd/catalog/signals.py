@@ -159,6 +159,14 @@ class Differs(FactSignal):
     what: Literal["numel", "shape"] | None = None
 
 
+class OddStack(FactSignal):
+    """The rank's stack ends elsewhere than those of most ranks, which stand together at a frame that fits `rest`."""
+
+    re2_keys = ("rest",)
+    fact: Literal["odd_stack"]
+    rest: Re2 | None = None
+
+
 class MetricSpread(FactSignal):
     """The same metric at the same step differs across ranks by more than `relative`."""
 
@@ -175,7 +183,6 @@ class PlainFact(FactSignal):
         "gone",
         "oom_killed",
         "frozen",
-        "odd_stack",
         "behind",
         "not_in_collective",
         "no_report",
@@ -185,7 +192,7 @@ class PlainFact(FactSignal):
 
 
 Fact = Annotated[
-    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | Differs | MetricSpread | PlainFact,
+    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | Differs | OddStack | MetricSpread | PlainFact,
     Field(discriminator="fact"),
 ]
 

@@ -70,12 +70,18 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
             continue
         if want.get("failed") and (code <= 0 or number is not None):
             continue
-        if want.get("failed") and rank.raised and all(r.collateral for r in rank.raised):
-            continue  # it left because of somebody else's failure, or was interrupted
+        if want.get("failed") and _followed(job, rank):
+            continue
         text = f"{'reported by the launcher' if by == 'launcher' else 'process ended'}: exit code {code}"
         kind = "launcher" if by == "launcher" else "process"
         found.append(Evidence(rank.rank, kind, known.event.source, 0, known.event.t, text, signal.means, seq=known.seq))
     return found
+
+
+def _followed(job: JobState, rank: RankState) -> bool:
+    """It left because of somebody else's failure, or was interrupted; a launcher, if that holds for all its ranks."""
+    said = rank.raised if rank.rank >= 0 else [r for s in job.ranks.values() for r in s.raised]
+    return bool(said) and all(r.collateral for r in said)
 
 
 def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -146,13 +152,14 @@ def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limi
 
 
 def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Its stack ends in another place than that of a strict majority, which agrees among itself."""
+    """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`)."""
     places = {r: place for r, s in job.ranks.items() if r >= 0 and (place := _place(job, s)) is not None}
     mine = places.get(rank.rank)
     if mine is None or len(places) < 3:
         return []
     common, count = Counter(p for p, _ in places.values()).most_common(1)[0]
-    if count * 2 <= len(places) or mine[0] == common:
+    rest = signal.param_matchers.get("rest")
+    if count * 2 <= len(places) or mine[0] == common or (rest and not any(rest.search(f) for f in common)):
         return []
     frame, snapshot = mine[1]
     text = f"{frame.function} ({frame.path}:{frame.line})"

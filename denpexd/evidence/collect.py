@@ -71,8 +71,8 @@ class Collector:
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         """Which rank writes which file (UNKNOWN_RANK: more than one); from then on only that job is spoken of.
 
-        As long as none has been seen to write one, a job whose output goes to no file at all may be it: its pipe may end
-        in what is watched.
+        As long as none has been seen to write one, a job whose output goes to no file at all may be it: its pipe may
+        end in what is watched.
         """
         watched = list(paths)
         async with self._table_lock:

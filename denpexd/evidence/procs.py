@@ -3,9 +3,10 @@
 Every call reads files and blocks for some microseconds a process of the node: keep it off the event loop.
 """
 
+import functools
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -142,13 +143,22 @@ class Processes:
             except OSError:
                 continue
             names.add(real.name)
+
+        @functools.cache
+        def written(pid: int) -> list[Path]:
+            try:
+                held = self._fs.written(pid, names) if names else set()
+            except OSError:
+                return []
+            return [path for key in held for path in wanted.get(key, ())]
+
         claims: dict[str, Claim] = {}
         launchers: dict[str, set[int]] = {}
-        pipes = self._pipes(names, wanted)
+        pipes = self._pipes(written)
         for process, pid in self._writers():
             claim = claims.setdefault(process.job, Claim(process.job))
             outputs = self._fs.links(pid, 1, 2)
-            for path in self._written(pid, names, wanted):
+            for path in written(pid):
                 same = claim.files.get(path, process.rank) == process.rank
                 claim.files[path] = process.rank if same else UNKNOWN_RANK
             claim.pipe = claim.pipe or not pipes.isdisjoint(outputs)
@@ -158,25 +168,19 @@ class Processes:
             launchers.setdefault(process.job, set()).update(p for p in above if self._rows[p].launcher)
         for job, pids in launchers.items():
             for pid in pids:
-                claims[job].files |= dict.fromkeys(self._written(pid, names, wanted), UNKNOWN_RANK)
+                for path in written(pid):  # torchrun holds the files of its ranks too
+                    claims[job].files.setdefault(path, UNKNOWN_RANK)
                 claims[job].pipe = claims[job].pipe or not pipes.isdisjoint(self._fs.links(pid, 1, 2))
         return _shared_by_jobs(list(claims.values()))
 
-    def _written(self, pid: int, names: set[str], wanted: dict[tuple[int, int], list[Path]]) -> list[Path]:
-        try:
-            held = self._fs.written(pid, names) if names else set()
-        except OSError:
-            return []
-        return [path for key in held for path in wanted.get(key, ())]
-
-    def _pipes(self, names: set[str], wanted: dict[tuple[int, int], list[Path]]) -> set[str]:
+    def _pipes(self, written: Callable[[int], list[Path]]) -> set[str]:
         """What leads to us: our pipe, those written to watched files (`job | tee x.log`), and those that feed them."""
         pipes = {f"pipe:[{self._pipe}]"} if self._pipe is not None else set()
         readers: list[tuple[str, list[str]]] = []
         for pid in self._fs.pids():
             for source in (link for link in self._fs.links(pid, 0) if link.startswith("pipe:")):
                 readers.append((source, self._fs.links(pid, 1)))
-                if self._written(pid, names, wanted):
+                if written(pid):
                     pipes.add(source)
         for _ in range(_LONGEST_PIPELINE):
             pipes |= {source for source, outputs in readers if not pipes.isdisjoint(outputs)}

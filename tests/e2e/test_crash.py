@@ -19,9 +19,9 @@ LIMIT = 60.0  # seconds from the killed rank's last line to the alert
 AFTERWARDS = 30.0  # seconds in which a second opinion could come
 
 
-def killed(place: Any, launcher_log: str) -> tuple[float, list[Any]]:
+def killed(place: Any, launcher_log: str, **more: Any) -> tuple[float, list[Any]]:
     job, sink = place.torchrun("steady.py", ranks=3, launcher_log=launcher_log), place.sink()
-    place.watch(job.logs, sink, job="e2e")
+    place.watch(job.logs, sink, **more)
     job.wait_for_line("step 12 ", rank=1)
     job.kill(1)
     job.launcher.wait(60)
@@ -42,8 +42,9 @@ def ended(place: Any, number: int, launcher_log: str) -> list[Any]:
 
 
 STORIES = {
-    "killed": (70, lambda place: killed(place, "logs/launcher.log")),
-    "killed unseen": (70, lambda place: killed(place, "launcher.log")),
+    "killed": (70, lambda place: killed(place, "logs/launcher.log", job="e2e")),
+    "killed without a name": (70, lambda place: killed(place, "logs/launcher.log")),
+    "killed unseen": (70, lambda place: killed(place, "launcher.log", job="e2e")),
     "terminated": (75, lambda place: ended(place, signal.SIGTERM, "logs/launcher.log")),
     "terminated unseen": (75, lambda place: ended(place, signal.SIGTERM, "launcher.log")),
     "interrupted": (75, lambda place: ended(place, signal.SIGINT, "logs/launcher.log")),
@@ -58,6 +59,15 @@ def test_a_killed_rank_is_named_within_a_minute(stories: Any) -> None:
     verdict = alerts[-1].verdict
     assert verdict["failure"] == "rank-oom-killed"
     assert (verdict["initiating_ranks"], verdict["collateral_ranks"]) == ([1], [0, 2])
+    assert len({alert.verdict["key"] for alert in alerts}) == 1
+
+
+def test_the_launchers_log_and_the_ranks_are_one_job_also_where_nobody_named_it(stories: Any) -> None:
+    _, alerts = stories["killed without a name"]
+
+    assert {(alert.verdict["failure"], *alert.verdict["initiating_ranks"]) for alert in alerts} == {
+        ("rank-oom-killed", 1)
+    }
     assert len({alert.verdict["key"] for alert in alerts}) == 1
 
 

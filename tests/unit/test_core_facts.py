@@ -67,7 +67,7 @@ def line(rank: int, signal: str, fields: Mapping[str, str] | None = None, *, han
 def fact(kind: str, /, **given: str | int | float | bool) -> Signal:
     """A fact of that kind; what the rule format has as patterns is compiled."""
     patterns: dict[str, Matcher] = {}
-    for key in ("type", "message", "in", "op", "name"):
+    for key in ("type", "message", "in", "op", "name", "rest"):
         if key in given and (key != "name" or kind == "metric_spread"):
             compiled = full_match if key == "type" else compile_pattern
             patterns[key] = compiled(str(given.pop(key)))
@@ -451,3 +451,29 @@ def test_every_fact_of_the_code_is_in_the_documentation_and_the_other_way_round(
     table = text.split("### Facts")[1].split("## Correlation")[0]
     documented = {row.split("`")[1] for row in table.splitlines() if row.startswith("| `")}
     assert documented == set(FACTS)
+
+
+def test_the_rank_that_stands_elsewhere_than_the_waiting_majority_is_odd(world: World) -> None:
+    for t in (20.0, 26.0):
+        world.at(t, stack(0, "barrier log.py"), *(stack(rank, "all_reduce d.py") for rank in (1, 2, 3)))
+    assert world.who(fact("odd_stack")) == [0]
+    assert world.who(fact("odd_stack", rest="all_reduce")) == [0]
+
+
+def test_whoever_is_early_where_the_others_compute_is_not_odd(world: World) -> None:
+    for t in (20.0, 26.0):
+        world.at(t, stack(0, "barrier log.py"), *(stack(rank, "tokenize data.py") for rank in (1, 2, 3)))
+    assert world.who(fact("odd_stack", rest="all_reduce")) == []
+
+
+def test_no_stack_is_odd_without_an_agreeing_majority(world: World) -> None:
+    for t in (20.0, 26.0):
+        world.at(t, *(stack(rank, f"work{rank % 2} t.py") for rank in range(4)))
+    assert world.who(fact("odd_stack")) == []
+
+
+def test_a_launcher_whose_ranks_were_all_interrupted_has_not_failed(world: World) -> None:
+    world.at(5.0, raised(0, ("Interrupted", "told to stop")), Exit(0.0, -1, 1))
+    assert world.who(fact("exit", failed=True)) == []
+    world.at(6.0, raised(1, ("ValueError", "bad")))
+    assert world.who(fact("exit", failed=True)) == [-1]

@@ -57,8 +57,15 @@ def test_every_shipped_entry_reads_well(failure: str) -> None:
     assert not [place for place in re.findall(r"\{(\w+)\}", prose) if place in places]
     assert rule.entry.title in text
     assert all(reference in text for reference in rule.entry.references)
-    unbroken = [line for line in prose.splitlines() if " " in line.strip() and "://" not in line]
-    assert max(map(len, unbroken)) <= 90
+    words = [line for line in prose.splitlines() if " " in line.strip() and "://" not in line]
+    assert max(len(line) for line in words if not line.strip().startswith("$ ")) <= 90
+
+
+def test_a_command_stays_on_one_line_to_be_copied(rule: Rule) -> None:
+    command = "torchrun --nproc-per-node 2 check.py " + "--flag some-value " * 9
+    step = replace(rule.entry.remediation[0], command=command.strip())
+    text = entry_text(replace(rule, entry=replace(rule.entry, remediation=(step,))), 80)
+    assert any(line.endswith(f"$ {command.strip()}") for line in text.splitlines())
 
 
 @pytest.mark.parametrize("failure", sorted(SHIPPED.rules))

@@ -173,6 +173,17 @@ def test_the_job_at_the_other_end_of_the_pipe_is_ours_also_through_a_program_in_
     assert {claim.job: claim.ours for claim in claims} == {":1": True, ":2": False}
 
 
+def test_a_file_that_a_rank_writes_and_its_launcher_holds_is_the_ranks(tmp_path):
+    tree, log = Tree(tmp_path / "proc"), tmp_path / "stdout.log"
+    tree.root.mkdir()
+    log.touch()
+    (tree.add(10, 1) / "cmdline").write_bytes(b"/usr/bin/python3\0/venv/bin/torchrun\0train.py\0")
+    tree.add(11, 10, RANK="1", WORLD_SIZE="2", MASTER_PORT="1")
+    tree.open(10, 5, log)
+    tree.open(11, 1, log)
+    assert [claim.files for claim in Processes(tmp_path / "proc").claims([log])] == [{log: 1}]
+
+
 def test_the_job_whose_output_another_program_writes_to_the_file_is_ours(tmp_path):
     tree, log = Tree(tmp_path / "proc"), tmp_path / "train.log"
     tree.root.mkdir()

@@ -195,10 +195,10 @@ def test_a_log_from_long_before_the_run_is_not_taken_for_its_launchers(tmp_path:
 
 
 def test_a_job_that_was_given_stays_the_job_of_all(tmp_path: Path) -> None:
-    make(tmp_path, "launcher.log")
-    a_run(tmp_path, "1f2e3d")
+    make(tmp_path, "bert/launcher.log")
+    a_run(tmp_path / "bert", "1f2e3d")
     assert {f.job for f in Discovery([str(tmp_path)], "gpt").scan()} == {"gpt"}
-    assert jobs(f"{tmp_path.parent}/{{job}}/*.log", tmp_path)["launcher.log"] == tmp_path.name
+    assert jobs(f"{tmp_path}/{{job}}/*.log", tmp_path / "bert")["launcher.log"] == "bert"
 
 
 def test_two_nodes_on_a_shared_folder_have_unknown_ranks_and_say_why(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Which folder below `state_dir` a daemon keeps its state in, when it is not alone on its node."""
+
+import fcntl
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from denpexd.clock import Clock
+from denpexd.errors import StateError
+from denpexd.notify.outbox import Store
+
+log = logging.getLogger(__name__)
+
+FILE = "denpexd.sqlite"
+_MOST = 100  # daemons at the same time
+
+
+def of_daemon(folder: Path, clock: Clock, otherwise: str | None = None) -> Store:
+    """The open state of a daemon that goes on where the one before it stopped.
+
+    `otherwise`: where another daemon has the folder, use the one of this name below it; None: that is a StateError.
+    """
+    try:
+        return _open(folder, clock)
+    except StateError:
+        if otherwise is None or not _in_use(folder):
+            raise
+    store, chosen = _first_free(folder, otherwise, clock)
+    log.warning("another daemon keeps its state in %s: this one uses %s", folder, chosen)
+    return store
+
+
+def of_command(folder: Path, clock: Clock) -> Store:
+    """The open state of a daemon beside one command, which takes over nothing but the unsent alerts of earlier ones.
+
+    Commands at the same time have folders of their own below `folder`; one with unsent alerts is preferred.
+    """
+    for slot in _slots(folder, "exec"):
+        if not (slot / FILE).exists():
+            break
+        try:
+            store = _open(slot, clock)
+        except StateError:
+            continue  # in use; what else may be wrong with it is said if it is needed
+        if store.pending():
+            return _without_the_past(store)
+        store.close()
+    store, _ = _first_free(folder, "exec", clock)
+    return _without_the_past(store)
+
+
+def _without_the_past(store: Store) -> Store:
+    """The commands that those incidents were about have ended."""
+    store.commit(incidents=[{**verdict, "state": "closed"} for verdict in store.incidents("open")])
+    return store
+
+
+def _first_free(folder: Path, name: str, clock: Clock) -> tuple[Store, Path]:
+    failed = StateError(f"{_MOST} daemons keep their state in {folder}; choose another state_dir")
+    for slot in _slots(folder, name):
+        try:
+            return _open(slot, clock), slot
+        except StateError as error:
+            if not _in_use(slot):
+                raise
+            failed = error
+    raise failed
+
+
+def _slots(folder: Path, name: str) -> Iterator[Path]:
+    return (folder / (name if number == 1 else f"{name}-{number}") for number in range(1, _MOST + 1))
+
+
+def _open(folder: Path, clock: Clock) -> Store:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+    except OSError as error:
+        raise StateError(f"state_dir {folder} cannot be made: {error.strerror}; choose another one") from error
+    return Store(folder / FILE, clock).open()
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a living daemon holds the lock of the state there."""
+    try:
+        with (folder / f"{FILE}.lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

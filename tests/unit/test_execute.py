@@ -1,0 +1,78 @@
+"""What `run` and `exec` choose where nobody did: port, state folder, and the pipe they stand at the end of."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from denpexd.app import _listen
+from denpexd.errors import SettingsError
+from denpexd.execute import _is_chosen, _pipe
+from denpexd.web.server import bind
+
+
+def test_an_option_is_chosen_by_file_variable_or_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    file = tmp_path / "c.yaml"
+    file.write_text("web: {host: 127.0.0.1}\n")
+    assert not _is_chosen(None, {}, "web", "port")
+    assert not _is_chosen(file, {"job": "x", "state_dir": None}, "web", "port")
+    assert not _is_chosen(file, {"job": "x", "state_dir": None}, "state_dir")
+    assert _is_chosen(None, {"web": {"port": 9464}}, "web", "port")
+    file.write_text("web: {port: 9464}\nstate_dir: /x\n")
+    assert _is_chosen(file, {}, "web", "port")
+    assert _is_chosen(file, {}, "state_dir")
+    monkeypatch.setenv("DENPEXD_WEB__PORT", "9464")
+    assert _is_chosen(None, {}, "web", "port")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/denpexd")
+    assert _is_chosen(None, {}, "state_dir")
+
+
+def test_a_port_in_use_is_an_error_or_another_one_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with bind("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"port {port} on 127.0.0.1 is in use"):
+            _listen("127.0.0.1", port, any_port=False)
+        with caplog.at_level(logging.WARNING), _listen("127.0.0.1", port, any_port=True) as mine:
+            taken = mine.getsockname()[1]
+        assert [record.getMessage().endswith(f"on port {taken}") for record in caplog.records] == [True]
+
+
+def test_another_mistake_about_the_port_stays_an_error() -> None:
+    with pytest.raises(SettingsError, match=r"cannot listen on 203\.0\.113\.1"):
+        _listen("203.0.113.1", 9464, any_port=True)
+
+
+def test_only_a_pipe_is_a_pipe(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    try:
+        assert _pipe(reader) == os.fstat(writer).st_ino
+    finally:
+        os.close(reader)
+        os.close(writer)
+    with (tmp_path / "x").open("wb") as file:
+        assert _pipe(file.fileno()) is None
+    assert _pipe(reader) is None
+
+
+def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_one_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from denpexd import app, execute
+
+    seen: list[dict[str, Any]] = []
+
+    async def run(settings: Any, **options: Any) -> int:
+        seen.append({"folder": str(settings.state_dir), "port": options["any_port"], "fresh": options["fresh"]})
+        return 0
+
+    monkeypatch.setattr(app, "run", run)
+    monkeypatch.setattr(execute, "_log_to_stderr", lambda level: None)
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    for flags in ({}, {"state_dir": "/chosen"}):
+        plan = {"config": None, "flags": flags, "root_pid": 1, "relay_pid": 1, "state_dir": "/tmp/x/state"}
+        assert execute.beside(plan) == 0
+    assert [one["folder"] for one in seen] == ["/tmp/x/state", "/chosen"]
+    assert all(one["port"] and one["fresh"] for one in seen)
