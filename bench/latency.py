@@ -21,7 +21,10 @@ CRASH = """[rank0]: Traceback (most recent call last):
 [rank0]:     main()
 [rank0]: ValueError: bad label 7
 """
-VICTIM = "[rank1]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:3495.\n"
+VICTIM = (
+    "[rank1]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+    "Connection closed by peer [10.0.0.3]:3495.\n"
+)
 
 
 class Receiver:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
+from denpexd.core.events import Raised
 from denpexd.core.facts import holds
 from denpexd.core.rule import Correlation, Role, Rule, Signal
 from denpexd.core.state import Evidence, JobState, RankState
@@ -82,13 +83,19 @@ def _named_first(job: JobState, first: dict[int, Evidence]) -> dict[int, Evidenc
 
 
 def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, Evidence]) -> Candidate | None:
-    """The text came in a stream whose rank is not known; the launcher's summary may name the rank."""
-    named = (
-        sorted(_named_first(job, first))
-        if first
-        else [r for r, s in job.ranks.items() if r >= 0 and "launcher_root" in s.states and not s.reported]
-    )
+    """The text came in a stream whose rank is not known; its traceback or the launcher's summary may name the rank."""
+    ranks = {r: s for r, s in job.ranks.items() if r >= 0}
+    if first:
+        named = sorted(_named_first(job, first))
+    else:
+        named = [r for r, s in ranks.items() if any(_tells(raised.event, said[0]) for raised in s.raised)]
+        named = named or [r for r, s in ranks.items() if "launcher_root" in s.states and not s.reported]
     return _made(rule, job, tuple(named), said)
+
+
+def _tells(event: Raised, said: Evidence) -> bool:
+    """Both come from the same traceback."""
+    return event.source == said.source and abs(event.t - said.t) <= 1.0
 
 
 def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list[Evidence]) -> Candidate:

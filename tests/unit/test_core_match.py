@@ -122,6 +122,12 @@ def test_a_line_of_an_unknown_rank_is_placed_by_the_launchers_root_cause(world: 
     assert world.found("bad-file").initiating == (3,)
 
 
+def test_a_line_of_an_unknown_rank_is_placed_by_the_traceback_that_it_stands_in(world: World) -> None:
+    driver = f"rank{UNKNOWN_RANK}"
+    world.at(10.0, line(UNKNOWN_RANK, "bad-file.printed"), replace(raised(2), source=driver), raised(1))
+    assert world.found("bad-file").initiating == (2,)
+
+
 def test_the_launchers_root_cause_decides_between_exits_that_only_it_reports(world: World) -> None:
     world.at(10.0, Exit(0.0, 0, 1, "launcher"), Exit(0.0, 2, 1, "launcher"), Exit(0.0, 3, 1, "launcher"))
     assert world.found("any-error").initiating == (0, 2, 3)
