@@ -23,6 +23,7 @@ from denpexd.ingest.wake import Waker
 
 log = logging.getLogger(__name__)
 
+LEFT = "\n(rotated)"  # key of the file that had this path before the last rotation: not to be read again
 RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
 
 
@@ -33,9 +34,10 @@ class Reader:
         self, discovery: Discovery, clock: Clock, waker: Waker, saved: Mapping[str, str], sweep: float
     ) -> None:
         self._discovery, self._clock, self._waker, self._sweep = discovery, clock, waker, sweep
-        self._saved = {p.path: p for p in map(_position, saved.values()) if p is not None}
-        self._files = OpenFiles(self._saved.values())
-        self._remote_files = OpenFiles(self._saved.values())  # a hung mount must not hold up the local ones
+        known = {key: p for key, row in saved.items() if (p := _position(row)) is not None}
+        self._saved = {p.path: p for key, p in known.items() if not key.endswith(LEFT)}
+        self._files = OpenFiles(known.values())
+        self._remote_files = OpenFiles(known.values())  # a hung mount must not hold up the local ones
         self._remote = RemoteReader(clock)
         self._mounts = Mounts()
         self._buffer = new_buffer()
@@ -122,7 +124,9 @@ class Reader:
     def positions(self) -> dict[str, str]:
         """Where the files were read to that were read since the last call, as rows for the state."""
         moved, self._moved = self._moved, {}
-        return {str(path): _row(position) for path, position in moved.items() if position is not None}
+        rows = {str(path): _row(position) for path, position in moved.items() if position is not None}
+        left = [*self._files.take_left(), *self._remote_files.take_left()]
+        return rows | {f"{position.path}{LEFT}": _row(position) for position in left}
 
     async def recent(self, jobs: Iterable[str]) -> dict[str, bool]:
         """For each job whether any of its files was written lately."""

@@ -156,3 +156,20 @@ async def test_a_job_is_recent_if_any_of_its_files_was_written_lately(readers: R
     assert await reader.recent(["run", "other"]) == {"run": False, "other": False}
     os.utime(folder / "rank1.log", (wall - 500, wall - 500))
     assert await reader.recent(["run"]) == {"run": True}
+
+
+async def test_a_file_rotated_before_a_restart_is_not_read_again_under_its_new_name(
+    readers: Readers, folder: Path
+) -> None:
+    first = readers.new()
+    await first.look_around()
+    await news(first)
+    saved = first.positions()
+    (folder / "rank0.log").rename(folder / "rank0.old.log")
+    (folder / "rank0.log").write_text("after the rotation\n")
+    assert [text for _, _, text, _ in await news(first)] == ["after the rotation\n"]
+    saved |= first.positions()
+    second = readers.new(saved)
+    await second.look_around()
+    assert (folder / "rank0.old.log") in second.found
+    assert await news(second) == []
