@@ -118,9 +118,12 @@ def shorten(segment: bytes, limit: int) -> bytes:
     return segment[:half] + b"\r" + segment[-half:]
 
 
-def is_handled(text: str) -> bool:
-    """Whether the line itself says that the program dealt with it: its level, or words such as "retrying"."""
-    if _DEALT_WITH.search(text) is not None:
+def is_handled(text: str, *, known: bool = False) -> bool:
+    """Whether the line itself says that the program dealt with it: its level, or words such as "retrying".
+
+    `known`: a signal of the catalogue says so.
+    """
+    if known or _DEALT_WITH.search(text) is not None:
         return _GAVE_UP.search(text) is None
     return _LEVEL.search(text[:160]) is not None and _NOT_A_LEVEL.search(text[:160]) is None
 

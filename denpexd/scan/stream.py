@@ -247,7 +247,8 @@ class Stream:
         system = line.fields.get("actor") in _RAY_SYSTEM or is_launcher_line(line.text)
         rank = UNKNOWN_RANK if not latest and system else line.rank
         fields = {**line.fields, **captured}
-        handled = signal.role not in ("progress", "phase") and "value" not in captured and is_handled(line.text)
+        tells = signal.role not in ("progress", "phase", "handled") and "value" not in captured
+        handled = tells and is_handled(line.text, known=self._scanner.handles(line.text))
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
         told = self._counts.get(signal.id, 0)
         if latest:

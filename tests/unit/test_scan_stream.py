@@ -258,3 +258,11 @@ def test_crlf_lines(scanner: Scanner) -> None:
         ("ValueError: c", 30),
     ]
     assert found[-1].fields == {"type": "ValueError"}
+
+
+def test_a_signal_of_the_catalogue_marks_what_else_its_line_says_as_handled() -> None:
+    second_try = signal("smaller", r"halving the batch size", "handled")
+    stream = Stream(Scanner((OOM, second_try), Re2Engine), "x", 0)
+    told = "CUDA out of memory. Tried to allocate 2 GiB"
+    found = hits(stream.feed(1.0, 0, f"{told}\n{told}: halving the batch size\n".encode()))
+    assert [(hit.signal, hit.handled) for hit in found] == [("oom", False), ("oom", True), ("smaller", False)]
