@@ -109,6 +109,7 @@ async def run(
             Processes(root_pid=root_pid, pipe=pipe),
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
+            lone=settings.evidence.processes == "any" or root_pid is not None,
         )
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))

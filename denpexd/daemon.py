@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from denpexd.clock import Clock
-from denpexd.core.events import UNKNOWN_RANK, Event, Want
+from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.errors import StateError
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
@@ -88,6 +88,7 @@ class Daemon:
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
         self.reload_ok = True
+        self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
         self._writing = asyncio.Lock()
@@ -135,6 +136,8 @@ class Daemon:
     async def _welcome(self, jobs: set[str]) -> None:
         lately = await self.reader.recent(jobs)
         for job in sorted(jobs):
+            if not lately[job]:
+                log.warning("job %s: last written more than ten minutes ago; what stood there is not told", job)
             await self.handle(self.pipeline.recent(job, self.clock.now(), recent=lately[job]))
 
     async def tick_forever(self, notify: str | None) -> None:
@@ -191,6 +194,9 @@ class Daemon:
             async for found, read in self.reader.round(None):
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
             more = self.reader.behind()
+        job = self._evidence_job()
+        if self.code is not None and job is not None:
+            await self.handle(self.pipeline.evidence(job, [Exit(self.clock.now(), UNKNOWN_RANK, self.code)]))
         await self.handle(self.pipeline.flush(self.clock.now()))
         await self._commit()
         for task in self._looking:

@@ -29,6 +29,7 @@ from denpexd.workfolder import work_folder
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LAST_WORDS = 20.0  # seconds the daemon gets to explain a job that has just failed
+EXIT_CODE = "exit_code"  # file by which the daemon learns how the command ended
 LAST_LINES = 5.0  # seconds the relay gets to pass on what the command has written
 
 
@@ -41,12 +42,19 @@ def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, c
             relay = cleanup.enter_context(_stdin_relay())
             chosen[chosen.index("-") :] = [str(p) for p in relay.spools.values()]
             stream = sys.stderr  # standard output carries the job's own lines
+            if not _is_chosen(config, flags, "job"):
+                flags = {**flags, "job": _name("stdin")}
             process = relay.process
             until = _Until(process)
         if chosen:
             flags = {**flags, "paths": chosen}
         name = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()[:12]
         return run_daemon(config, flags, stream=stream, color=color, until=until, pipe=pipe, beside=f"run-{name}")
+
+
+def _name(what: str) -> str:
+    """A job's name where nobody gave one: Slurm's, or what it is and when it was started."""
+    return os.environ.get("SLURM_JOB_NAME") or f"{what}-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
 
 
 def _pipe(fd: int) -> int | None:
@@ -168,10 +176,12 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
             relay.close_writers()
             print(f"denpexd: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
             return 127 if isinstance(error, FileNotFoundError) else 126
-        with _forwarded(child) as others:
+        with _forwarded(child) as (others, forwarded):
             relay.close_writers()
             daemon = _start_daemon(folder, lock, config, flags, log_dirs, (child.pid, relay.process.pid))
             code = child.wait()
+            if not forwarded:  # else somebody ended it, which is no failure
+                _tell(folder / EXIT_CODE, code)
             if daemon is not None:
                 others.append(daemon)
             # A process that outlives the command may hold its output; the relay goes on without us then.
@@ -188,11 +198,11 @@ def _start_daemon(
 
     `lock`: of the folder, which the daemon uses on if we are killed. `pids`: those of the command and of the relay.
     """
-    job = flags.get("job") or os.environ.get("SLURM_JOB_NAME") or f"exec-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
+    job = flags.get("job") or _name("exec")
     spools = [str(folder / "stdout.log"), str(folder / "stderr.log")]
     overrides = {**flags, "job": job, "paths": [*spools, *log_dirs]}
     plan = {"config": str(config) if config else None, "flags": overrides, "root_pid": pids[0], "relay_pid": pids[1]}
-    plan["state_dir"] = str(folder / "state")
+    plan |= {"state_dir": str(folder / "state"), "exit_code": str(folder / EXIT_CODE)}
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "denpexd.execute", json.dumps(plan)],
@@ -206,19 +216,31 @@ def _start_daemon(
         return None
 
 
+def _tell(path: Path, code: int) -> None:
+    """Leave the exit code for the daemon; without it the daemon only sees that the command is gone."""
+    with contextlib.suppress(OSError):
+        path.with_suffix(".new").write_text(str(code))
+        path.with_suffix(".new").replace(path)
+
+
 @contextlib.contextmanager
-def _forwarded(child: "subprocess.Popen[bytes]") -> "Iterator[list[subprocess.Popen[bytes]]]":
-    """Hand every signal on to the command; once it has ended, ask those in the list to come to an end."""
+def _forwarded(child: "subprocess.Popen[bytes]") -> "Iterator[tuple[list[subprocess.Popen[bytes]], list[int]]]":
+    """Hand every signal on to the command; once it has ended, ask those in the first list to come to an end.
+
+    The second list holds the signals so far.
+    """
     others: list[subprocess.Popen[bytes]] = []
+    forwarded: list[int] = []
 
     def forward(number: int, _: FrameType | None) -> None:
+        forwarded.append(number)
         child.send_signal(number)  # does nothing if the command has ended
         for other in others:
             other.terminate()
 
     before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        yield others
+        yield others, forwarded
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -243,8 +265,9 @@ class _Ended:
     The daemon looks itself: nobody could tell it if its parent were killed.
     """
 
-    def __init__(self, command: int, relay: int) -> None:
+    def __init__(self, command: int, relay: int, code: Path) -> None:
         self._command, self._relay, self._ended_at = _Process(command), _Process(relay), 0.0
+        self._code = code
 
     def __call__(self, daemon: Any) -> bool:
         if self._command.alive():
@@ -253,6 +276,8 @@ class _Ended:
         self._ended_at = self._ended_at or now
         waited = now - self._ended_at
         written = not self._relay.alive() or waited > LAST_LINES
+        with contextlib.suppress(OSError, ValueError):
+            daemon.code = int(self._code.read_text())
         return bool(written and waited > 1.0 and daemon.ready()[0] and not daemon.reader.behind())
 
 
@@ -285,7 +310,7 @@ def beside(plan: Mapping[str, Any]) -> int:
     from denpexd.state import of_command
 
     root = int(plan["root_pid"])
-    ended = _Ended(root, int(plan["relay_pid"]))
+    ended = _Ended(root, int(plan["relay_pid"]), Path(plan["exit_code"]))
     config, flags = Path(plan["config"]) if plan["config"] else None, dict(plan["flags"])
     if not _is_chosen(config, flags, "state_dir"):
         flags["state_dir"] = plan["state_dir"]

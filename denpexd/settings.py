@@ -127,6 +127,11 @@ class Evidence(Section):
     stacks: Switch = Field(
         default="auto", description="stacks by py-spy: auto uses it where it is installed and allowed"
     )
+    processes: Literal["linked", "any"] = Field(
+        default="linked",
+        description="which ranks' processes are the job's: linked = they hold a watched file open, write into our pipe "
+        "or descend from exec; any = also those of a lone job without such a link, where nothing else runs",
+    )
     flight_recorder: FlightRecorder = Field(default_factory=FlightRecorder)
     ras: Switch = Field(default="auto", description="NCCL RAS, the status port of NCCL >= 2.24")
 

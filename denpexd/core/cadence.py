@@ -108,5 +108,6 @@ def budget(limits: Limits, phase: str, rhythm: Rhythm) -> float:
     if rhythm.usual is None:
         return limits.budgets["start"]
     # Between steps an unannounced evaluation may hide, so a fast rhythm alone does not shorten the budget below
-    # that of an evaluation; only a slow one lengthens it.
-    return max(limits.budgets["eval"], limits.budget_factor * rhythm.usual, 3 * rhythm.longest)
+    # that of an evaluation; only a slow one lengthens it, and only the user's own budget shortens it.
+    least = min(limits.budgets["eval"], limits.budgets["train"])
+    return max(least, limits.budget_factor * rhythm.usual, 3 * rhythm.longest)

@@ -31,7 +31,8 @@ _LATE = EvidenceUnavailable(
 
 
 class Collector:
-    """Evidence about one job on one node. `stacks`: "auto" or "off".
+    """Evidence about one job on one node. `stacks`: "auto" or "off"; `lone`: a job that nothing ties to the watched
+    files is taken for theirs, as long as its output goes to no other file.
 
     `counts` holds (kind, outcome) -> number, `seconds` kind -> total time spent; both are for the metrics. Outcomes:
     ok, gone, unavailable, off. Use from one event loop; reading and parsing happen in threads.
@@ -43,10 +44,11 @@ class Collector:
         clock: Clock,
         *,
         stacks: str = "auto",
+        lone: bool = False,
         spy: PySpy | None = None,
         deadline: float = _DEADLINE,
     ) -> None:
-        self._processes, self._clock, self._deadline = processes, clock, deadline
+        self._processes, self._clock, self._deadline, self._lone = processes, clock, deadline, lone
         self._spy = None if stacks == "off" else spy or PySpy()
         self._known: dict[int, RankProcess] = {}
         self._lost: dict[int, RankProcess] = {}
@@ -71,8 +73,8 @@ class Collector:
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         """Which rank writes which file (UNKNOWN_RANK: more than one); from then on only that job is spoken of.
 
-        As long as none has been seen to write one, a job whose output goes to no file at all may be it: its pipe may
-        end in what is watched.
+        With `lone`, as long as none has been seen to write one, a job whose output goes to no file at all may be it:
+        its pipe may end in what is watched.
         """
         watched = list(paths)
         async with self._table_lock:
@@ -89,9 +91,9 @@ class Collector:
             self._files = ours[self._job].files if self._job is not None else {}
             # Jobs that write the very same files cannot be told apart: the next look says so.
             same = [claim.job for claim in ours.values() if claim.files.keys() == self._files.keys()]
-            kept = same or [claim.job for claim in claims if watched and not claim.elsewhere]
+            kept = same or [claim.job for claim in claims if watched and self._lone and not claim.elsewhere]
             self._processes.keep(kept)
-            self._strangers = [claim for claim in claims if not kept and claim.elsewhere]
+            self._strangers = [] if kept else claims
             others = [process for process in self._known.values() if process.job not in kept]
             ended = await asyncio.to_thread(self._processes.gone, others) if self._sure else []
             for process in others:
@@ -198,8 +200,14 @@ class Collector:
         if not self._strangers:
             return None
         stranger = self._strangers[0]
+        job = stranger.job or "unnamed"
+        if not stranger.elsewhere:
+            return EvidenceUnavailable(
+                f"nothing ties the ranks of this node (job {job}) to the watched files: they count as somebody else's",
+                "if this node or container runs no other job, set evidence.processes: any",
+            )
         return EvidenceUnavailable(
-            f"the ranks of this node (job {stranger.job or 'unnamed'}) write to {stranger.elsewhere}, "
+            f"the ranks of this node (job {job}) write to {stranger.elsewhere}, "
             "which is not watched, so they count as a job of somebody else",
             "give denpexd that path too if it is the same job",
         )

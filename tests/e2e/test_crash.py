@@ -14,7 +14,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (group e2e)"),
 ]
 
-VANISHED = pytest.mark.xfail(reason="every rank that vanishes within two seconds counts as killed", strict=True)
 LIMIT = 60.0  # seconds from the killed rank's last line to the alert
 AFTERWARDS = 30.0  # seconds in which a second opinion could come
 
@@ -71,7 +70,6 @@ def test_the_launchers_log_and_the_ranks_are_one_job_also_where_nobody_named_it(
     assert len({alert.verdict["key"] for alert in alerts}) == 1
 
 
-@VANISHED
 def test_no_survivor_is_blamed_where_the_launcher_is_not_heard(stories: Any) -> None:
     _, alerts = stories["killed unseen"]
 
@@ -79,7 +77,6 @@ def test_no_survivor_is_blamed_where_the_launcher_is_not_heard(stories: Any) -> 
     assert len({alert.verdict["key"] for alert in alerts}) <= 1
 
 
-@VANISHED
 @pytest.mark.parametrize("story", ["terminated", "terminated unseen", "interrupted"])
 def test_a_job_that_somebody_ends_is_no_failure(stories: Any, story: str) -> None:
     alerts = stories[story]

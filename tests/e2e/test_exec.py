@@ -87,6 +87,17 @@ def test_exec_explains_a_command_that_fails_before_the_daemon_is_up(place: Any) 
     assert [alert.verdict["failure"] for alert in sink.alerts] == ["single-rank-exception"]
 
 
+@pytest.mark.parametrize(
+    ("command", "failures"), [("kill -KILL $$", ["rank-oom-killed"]), ("exit 3", ["single-rank-exception"])]
+)
+def test_exec_explains_a_command_that_ends_without_a_word(place: Any, command: str, failures: list[str]) -> None:
+    sink = place.sink()
+
+    subprocess.run(execute(place, "sh", "-c", f"echo step 1; {command}", sinks=[sink]), check=False)
+
+    assert [alert.verdict["failure"] for alert in sink.alerts] == failures
+
+
 def test_the_daemon_beside_a_command_ends_with_it_also_when_exec_is_killed(place: Any) -> None:
     process = place.start(execute(place, "sh", "-c", "sleep 20; echo over"))
     daemon = daemon_below(process.pid)

@@ -354,8 +354,18 @@ async def test_a_job_that_writes_elsewhere_is_a_neighbours_and_its_death_is_not_
     assert collector.ranks == {}
 
 
-async def test_beside_a_neighbour_the_job_is_the_one_whose_output_may_be_what_is_watched(ranks, clock, tmp_path):
+async def test_a_job_that_nothing_ties_to_the_watched_files_is_not_theirs(ranks, clock, tmp_path):
     collector, mine_log = Collector(everybody(), clock), tmp_path / "train.log"
+    mine_log.touch()
+    ranks.start(0)
+    assert await collector.attach([mine_log]) == {}
+    (gap,) = await collector.watch()
+    assert (gap.name, collector.ranks) == ("evidence_unavailable", {})
+    assert "evidence.processes: any" in gap.fields["how"]
+
+
+async def test_beside_a_neighbour_the_job_is_the_one_whose_output_may_be_what_is_watched(ranks, clock, tmp_path):
+    collector, mine_log = Collector(everybody(), clock, lone=True), tmp_path / "train.log"
     mine_log.touch()
     ranks.start(0, elsewhere(tmp_path))
     await wait_for_file(tmp_path / "theirs.out")

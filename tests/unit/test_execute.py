@@ -72,7 +72,14 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
     monkeypatch.setattr(execute, "_log_to_stderr", lambda level: None)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     for flags in ({}, {"state_dir": "/chosen"}):
-        plan = {"config": None, "flags": flags, "root_pid": 1, "relay_pid": 1, "state_dir": "/tmp/x/state"}
+        plan = {
+            "config": None,
+            "flags": flags,
+            "root_pid": 1,
+            "relay_pid": 1,
+            "exit_code": str(tmp_path / "exit_code"),
+            "state_dir": "/tmp/x/state",
+        }
         assert execute.beside(plan) == 0
     assert [one["folder"] for one in seen] == ["/tmp/x/state", "/chosen"]
     assert all(one["port"] and one["fresh"] for one in seen)
