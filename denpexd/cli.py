@@ -114,17 +114,19 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     Exit code 0: nothing wrong found, 1: a failure found, 2: unusable input.
     """
     from denpexd.diagnose import Diagnosis
-    from denpexd.notify.redact import redact_verdict
+    from denpexd.notify.redact import redact, redact_verdict
     from denpexd.notify.render import markdown, report
 
-    verdicts = [redact_verdict(v)[0] for v in Diagnosis(_catalog(packs)).paths(list(paths), sys.stdin.buffer)]
+    diagnosis = Diagnosis(_catalog(packs))
+    verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]
+    nothing = f"No failure found. {redact(diagnosis.coverage.text())[0]}"
     if form == "json":
         click.echo(json.dumps({"verdicts": verdicts}, indent=2, ensure_ascii=False))
     elif form == "markdown":
-        click.echo("\n\n".join(markdown(v) for v in verdicts) or "No failure found.")
+        click.echo("\n\n".join(markdown(v) for v in verdicts) or nothing)
     else:
-        pages = [report(v, color=_color(no_color), width=_width()) for v in verdicts]
-        click.echo("\n\n".join(pages) or "No failure found.")
+        pages = [report(v, color=_color(no_color), width=_width(), whole=_whole()) for v in verdicts]
+        click.echo("\n\n".join(pages) or nothing)
     sys.exit(1 if verdicts else 0)
 
 
@@ -155,7 +157,7 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
         else:
             click.echo(f"== {case.name}: {len(verdicts)} incident(s)")
             for verdict in verdicts:
-                click.echo(report(verdict, color=_color(False), width=_width()) + "\n")
+                click.echo(report(verdict, color=_color(False), width=_width(), whole=_whole()) + "\n")
     sys.exit(2 if failed else 0)
 
 
@@ -310,6 +312,11 @@ def _catalog(packs: tuple[Path, ...]) -> "Catalog":
 
 def _color(no_color: bool) -> bool:
     return not no_color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+def _whole() -> bool:
+    """Whether standard output has no edge that a line could run over."""
+    return not sys.stdout.isatty()
 
 
 def _width() -> int:

@@ -7,7 +7,7 @@ events of all files are merged by time and played to one correlator a job. Silen
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import floor
 from typing import BinaryIO
 
@@ -27,10 +27,12 @@ from denpexd.core.events import (
     Want,
 )
 from denpexd.core.rule import Catalog
+from denpexd.core.state import JobState
 from denpexd.errors import SourceError
 from denpexd.evidence.pasted import BY_ORDER, dumps
 from denpexd.ingest.finished import Finished, find
 from denpexd.merge import PLACE, SETTLED, Told, merged
+from denpexd.notify.text import one_line, rank_words
 from denpexd.replay import Replayed
 from denpexd.scan.engine import EngineFactory, choose_engine
 from denpexd.scan.stream import Scanner, Stream
@@ -48,6 +50,7 @@ NAME = "save each dump as rank<N>.txt and give the folder"
 # About so many chunks altogether: of the progress in one only the last is told, so small logs are read in small ones.
 READS = 20_000
 SMALLEST, LARGEST = 64, 64 << 10
+MOST_NAMED = 5
 LARGEST_DUMP = 4 << 20
 LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves
 ABOVE = 4 << 10  # how far above an event a timestamp is looked for
@@ -55,32 +58,79 @@ QUIET_ROLES = ("progress", "metric", "config")
 STARTING = ("init", "load")
 
 
+@dataclass(slots=True)
+class Coverage:
+    """What a diagnosis has read, so that "no failure found" says how much it means.
+
+    `unheard`: ranks that belong to the job, but of which nothing was read. `ended`: ranks that said they finished.
+    `left_out`: rank and reason of each file that could not be used.
+    """
+
+    files: int = 0
+    jobs: int = 0
+    ranks: set[int] = field(default_factory=set)
+    unheard: set[int] = field(default_factory=set)
+    step: int | None = None
+    ended: set[int] = field(default_factory=set)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, job: JobState) -> None:
+        """What is known of one job when all its logs are read."""
+        heard = {rank for rank, state in job.ranks.items() if rank >= 0 and state.heard}
+        self.ranks |= heard
+        self.unheard |= set(job.universe) - heard
+        steps = [state.step for state in job.ranks.values() if state.step is not None]
+        self.step = max([*steps, *([] if self.step is None else [self.step])], default=None)
+
+    def text(self) -> str:
+        """One line for people."""
+        ended = sorted(rank for rank in self.ended if rank >= 0)
+        parts = [
+            f"{self.files} file{'' if self.files == 1 else 's'}" + (f" of {self.jobs} jobs" if self.jobs > 1 else ""),
+            rank_words(sorted(self.ranks)) if self.ranks else "no rank known",
+            f"last step {self.step}" if self.step is not None else "no step seen",
+            "no end line seen" if not self.ended else f"end line seen{f' ({rank_words(ended)})' if ended else ''}",
+        ]
+        said = [f"Read: {', '.join(parts)}."]
+        files = [(f"{rank_words([rank])}, " if rank >= 0 else "") + why.split(";")[0] for rank, why in self.left_out]
+        more = f"; and {len(files) - MOST_NAMED} more" if len(files) > MOST_NAMED else ""
+        said += [f"Left out, so nothing is known of it: {'; '.join(files[:MOST_NAMED])}{more}."] if files else []
+        silent = self.unheard - {rank for rank, _ in self.left_out}
+        said += [f"Nothing was read of {rank_words(sorted(silent))}."] if silent else []
+        return one_line(" ".join([*said, "Logs without stacks or times cannot show a silent hang."]))
+
+
 class Diagnosis:
-    """Finished logs of one or more jobs. `clock`: only for the year of pasted lines that carry none."""
+    """Finished logs of one or more jobs. `clock`: only for the year of pasted lines that carry none.
+
+    `coverage`: what the last call of `paths` has read.
+    """
 
     def __init__(self, catalog: Catalog, *, engine: EngineFactory | None = None, clock: Clock | None = None) -> None:
         self._catalog, self._clock = catalog, clock or SystemClock()
         logs = [s for s in catalog.signals.values() if s.kind == "log"]
         self._scanner = Scanner(logs, engine or choose_engine())
         self._quiet = frozenset(s.id for s in logs if s.role in QUIET_ROLES)
+        self.coverage = Coverage()
 
     def paths(self, paths: Sequence[str], stdin: BinaryIO) -> list[Verdict]:
         """The verdicts on all logs that `paths` name ("-": `stdin`), job by job. SourceError: unusable input."""
         logs = find(paths, stdin)
         total = sum(each.size for each in logs)
         chunk = min(max(total // READS, SMALLEST), LARGEST)
+        self.coverage = covered = Coverage()
         jobs: dict[str, list[Told]] = {}
-        unusable = []
         for each in logs:
             try:
                 jobs.setdefault(each.found.job, []).append(self._read(each, chunk))
             except SourceError as error:
                 if len(logs) == 1 or each.named:
                     raise
-                unusable.append(str(error))
+                covered.left_out.append((each.found.rank, str(error)))
                 log.warning("left out: %s", error)
-        if len(unusable) == len(logs):
-            raise SourceError("; ".join(unusable[:5]))
+        if len(covered.left_out) == len(logs):
+            raise SourceError("; ".join(why for _, why in covered.left_out[:MOST_NAMED]))
+        covered.files, covered.jobs = len(logs) - len(covered.left_out), len(jobs)
         return [verdict for name, told in jobs.items() for verdict in self._job(name, told)]
 
     # --- one file ---------------------------------------------------------------------------------------------------
@@ -117,7 +167,9 @@ class Diagnosis:
             signal = self._catalog.signals[event.signal]
             starting = starting and (signal.phase in STARTING or signal.role in QUIET_ROLES)
             told.started = place + 1 if starting else told.started
-            told.ended = told.ended or signal.phase == "end"
+            if signal.phase == "end":
+                told.ended = True
+                self.coverage.ended.add(event.rank)
             if signal.role == "collateral" and not event.handled:
                 told.stopped.append(place)
             elif signal.role == "progress":
@@ -132,6 +184,7 @@ class Diagnosis:
         player = Player(core, self._quiet)
         player.play(events)
         outputs = player.end([frames for told in files for frames in told.dumps])
+        self.coverage.add(core.job)
         return [_capped(verdict, files) for verdict in Replayed(outputs).verdicts]
 
     def _date(self, files: Sequence[Told]) -> None:

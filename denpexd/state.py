@@ -1,7 +1,9 @@
 """Which folder below `state_dir` a daemon keeps its state in, when it is not alone on its node."""
 
+import errno
 import fcntl
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +38,7 @@ def of_command(folder: Path, clock: Clock) -> Store:
     Commands at the same time have folders of their own below `folder`; one with unsent alerts is preferred.
     """
     for slot in _slots(folder, "exec"):
-        if not (slot / FILE).exists():
+        if not os.path.exists(slot / FILE):  # noqa: PTH110 - Path.exists raises where rights are missing
             break
         try:
             store = _open(slot, clock)
@@ -75,8 +77,19 @@ def _open(folder: Path, clock: Clock) -> Store:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
     except OSError as error:
-        raise StateError(f"state_dir {folder} cannot be made: {error.strerror}; choose another one") from error
+        why = _why(folder, error)
+        raise StateError(f"state_dir {folder} cannot be made: {why}; choose another one (--state-dir)") from error
     return Store(folder / FILE, clock).open()
+
+
+def _why(folder: Path, error: OSError) -> str:
+    """What stands in the way of a folder, named where the system only hints at it."""
+    for above in (folder, *folder.parents):
+        if os.path.lexists(above) and not os.path.isdir(above):  # noqa: PTH112 - as above
+            return f"{above} is not a folder"
+    if error.errno == errno.ENOENT:  # it was about to make all that was missing
+        return f"nothing can be made in {Path(error.filename).parent}"
+    return f"{error.strerror} for user id {os.getuid()}"
 
 
 def _in_use(folder: Path) -> bool:

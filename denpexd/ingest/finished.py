@@ -7,6 +7,7 @@ stream. What cannot be used is said at once, unless it is one of many files of a
 import gzip
 import logging
 import os
+import re
 import shutil
 import tempfile
 import zlib
@@ -25,7 +26,8 @@ from denpexd.ingest.patterns import is_magic
 log = logging.getLogger(__name__)
 
 STDIN = "-"
-_SAMPLE = 8 << 10
+_SAMPLE, _SAMPLES = 8 << 10, 16
+_HOLE = re.compile(rb"\0{16,}")  # left by a truncation or a crash of the node, and no writing of any program
 _CONTROL = bytes(c for c in range(32) if c not in b"\a\b\t\n\f\r\x1b")
 _MOST_CONTROL = 0.03  # of the bytes of a text; of compressed or compiled data it is a tenth
 _HOW = "give log files, folders that hold *.log, *.out or *.err files, globs, or - for standard input"
@@ -49,11 +51,9 @@ class Finished:
         """The log as a seekable file, and its size in bytes. SourceError if it cannot be read or is no text."""
         with self._opened() as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            sample = file.read(_SAMPLE).lstrip(b"\0")  # a truncated file begins with a hole
             if size == 0 and (self.named or self.stream is not None):
                 raise SourceError(f"{self.found.path}: is empty: there is nothing to explain")
-            if len(sample) - len(sample.translate(None, _CONTROL)) > _MOST_CONTROL * len(sample):
+            if _is_mostly_binary(file, size):
                 raise SourceError(f"{self.found.path}: is not a text log (binary content, or not UTF-8); {_HOW}")
             file.seek(0)
             yield file, size
@@ -76,6 +76,19 @@ class Finished:
         except (OSError, EOFError, zlib.error) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"{path}: cannot be read: {why}") from error
+
+
+def _is_mostly_binary(file: BinaryIO, size: int) -> bool:
+    """Whether more than half of the samples, taken evenly from the file, are no text; holes count neither way."""
+    binary = text = 0
+    for offset in range(0, size, max(_SAMPLE, size // _SAMPLES)):
+        file.seek(offset)
+        sample = _HOLE.sub(b"", file.read(_SAMPLE))
+        if len(sample) - len(sample.translate(None, _CONTROL)) > _MOST_CONTROL * len(sample):
+            binary += 1
+        elif sample:
+            text += 1
+    return binary > text
 
 
 def find(paths: Sequence[str], stdin: BinaryIO) -> list[Finished]:

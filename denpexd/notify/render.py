@@ -32,9 +32,12 @@ _STYLES |= {"read-only": "32", "config": "33", "restart": "33", "disruptive": "3
 class _Page:
     """Lines of a report, with or without colour."""
 
-    def __init__(self, color: bool, width: int) -> None:
-        self.color, self.width = color, max(40, width)
+    def __init__(self, color: bool, width: int, whole: bool = False) -> None:
+        self.color, self.width, self._whole = color, max(40, width), whole
         self.lines: list[str] = []
+
+    def cut(self, text: str, width: int) -> str:
+        return text if self._whole else cut(text, width)
 
     def paint(self, text: str, style: str) -> str:
         code = _STYLES.get(style)
@@ -75,9 +78,12 @@ def who(verdict: Verdict) -> str:
     return rank_words(initiating) + (f" of {len(world)}" if len(world) > len(initiating) else "")
 
 
-def report(verdict: Verdict, *, color: bool, width: int) -> str:
-    """The whole report for a terminal of `width` columns, without a line end at the end."""
-    page = _Page(color, width)
+def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) -> str:
+    """The whole report for a terminal of `width` columns, without a line end at the end.
+
+    `whole`: headline and facts are not cut, for a file or a pipe, where nothing runs over an edge.
+    """
+    page = _Page(color, width, whole)
     page.lines.append(_first_line(verdict, page))
     page.text(string(verdict, "quick_answer"))
     _facts(verdict, page)
@@ -97,7 +103,7 @@ def _first_line(verdict: Verdict, page: _Page) -> str:
     mark = "✔" if closed else "●"
     plain = f"{mark} {kind_word(verdict)}  {who(verdict)}  "
     room = page.width - cells(plain) - len(certainty) - 4
-    title = cut(one_line(verdict.get("title") or verdict.get("failure")), max(20, room))
+    title = page.cut(one_line(verdict.get("title") or verdict.get("failure")), max(20, room))
     start = page.paint(f"{mark} {kind_word(verdict)}", style)
     return f"{start}  {who(verdict)}  {page.paint(title, 'head')}  ({page.paint(certainty, certainty)})"
 
@@ -124,7 +130,7 @@ def _facts(verdict: Verdict, page: _Page) -> None:
     )
     page.lines.append("")
     page.lines += [
-        f"  {page.paint(f'{name:<11}', 'dim')}{cut(value, page.width - 13)}" for name, value in rows if value
+        f"  {page.paint(f'{name:<11}', 'dim')}{page.cut(value, page.width - 13)}" for name, value in rows if value
     ]
 
 
@@ -145,7 +151,7 @@ def _origin(item: Mapping[str, object]) -> str:
     rank = item.get("rank")
     where = "launcher" if rank == -1 else f"rank {one_line(rank)}"
     if source := one_line(item.get("source")):
-        where += f"  {source}" + (f":{one_line(item['offset'])}" if item.get("offset") else "")
+        where += f"  {source}" + (f", byte {one_line(item['offset'])}" if item.get("offset") else "")
     return where + (f"  {when}" if (when := moment(item.get("t"))) else "")
 
 

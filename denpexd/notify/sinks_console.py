@@ -23,7 +23,7 @@ class ConsoleSink:
         if row.delivery.event == "closed":
             text = "✔ " + summary_text(verdict, 500)[0]
         else:
-            text = report(verdict, color=self._color, width=self._width) + "\n"
+            text = report(verdict, color=self._color, width=self._width, whole=not self._stream.isatty()) + "\n"
         # A pipe nobody reads from blocks: not in the event loop.
         await asyncio.to_thread(self._print, text + "\n")
 

@@ -1,6 +1,7 @@
 """The command line as people and scripts use it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_every_command_in_the_documentation_exists() -> None:
+    root = Path(__file__).parents[2]
+    for page in (root / "README.md", *(root / "docs").glob("*.md")):
+        code = re.findall(r"```.*?```|`[^`\n]+`", page.read_text("utf-8"), re.DOTALL)
+        named = {name for part in code for name in re.findall(r"(?:^|[`$|] ?)denpexd ([a-z]+)", part, re.MULTILINE)}
+        assert named <= set(main.commands), page
+
+
 def test_the_version_is_told() -> None:
     assert call("--version").output == f"denpexd, version {__version__}\n"
 
@@ -67,6 +76,29 @@ def test_replay_prints_reports_without_colours_for_a_pipe() -> None:
     assert result.exit_code == 0
     assert "== lab-kill-n3-srun: 1 incident(s)" in result.output
     assert "\x1b[" not in result.output
+
+
+# --- diagnose ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["text", "markdown"])
+def test_no_failure_comes_with_what_was_read(tmp_path: Path, form: str) -> None:
+    (tmp_path / "rank0.log").write_text("epoch 0 step 1/900 loss 2.31\n")
+    (tmp_path / "rank1.log").write_bytes(bytes(range(256)) * 40)
+    result = call("diagnose", "--format", form, str(tmp_path))
+    assert result.exit_code == 0
+    assert result.stdout.startswith("No failure found. Read: 1 file, rank 0, last step 1, no end line seen. Left out")
+    assert "rank 1, " in result.stdout
+    assert result.stdout.count("\n") == 1
+    assert json.loads(call("diagnose", "--format", "json", str(tmp_path)).stdout) == {"verdicts": []}
+
+
+def test_the_headline_is_whole_where_no_terminal_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_text("Traceback (most recent call last):\n  File 'x.py'\nValueError: x\n")
+    result = call("diagnose", str(tmp_path), env={"COLUMNS": "80"})
+    first = result.stdout.splitlines()[0]
+    assert "…" not in first
+    assert first.endswith(")")
 
 
 # --- explain, rules ---------------------------------------------------------------------------------------------------
@@ -138,6 +170,22 @@ def test_run_without_anything_to_watch_says_what_is_missing() -> None:
     result = call("run")
     assert result.exit_code == 2
     assert "nothing to watch" in result.stderr
+
+
+@pytest.mark.parametrize("place", ["/proc/xx", "{tmp}/file", "{tmp}/file/state"])
+def test_an_impossible_state_folder_is_said_in_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    folder = place.format(tmp=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "denpexd", "run", "--port", "0", "--state-dir", folder, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"denpexd: state_dir {folder} cannot be made: ")
 
 
 def test_the_installed_command_answers() -> None:

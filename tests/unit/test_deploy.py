@@ -107,6 +107,10 @@ class TestKubernetes:
         assert [container["name"] for container in pod()["spec"]["containers"]] == ["pytorch"]
         assert pod()["spec"]["shareProcessNamespace"] is True
 
+    def test_it_takes_the_processes_of_its_pod_for_those_of_its_job(self):
+        (sidecar,) = pod()["spec"]["initContainers"]
+        assert {"name": "DENPEXD_EVIDENCE__PROCESSES", "value": "any"} in sidecar["env"]
+
     def test_it_has_no_rights_and_cannot_touch_the_logs(self):
         (sidecar,) = pod()["spec"]["initContainers"]
         security = sidecar["securityContext"]
@@ -164,9 +168,9 @@ class TestSlurm:
     def test_the_batch_script_parses_and_sets_known_variables(self, tmp_path):
         script = ROOT / "deploy" / "slurm" / "train.sbatch"
         run("bash", "-n", script)
-        names = set(re.findall(r"^\s*(DENPEXD_\w+)=", script.read_text("utf-8"), re.MULTILINE))
-        assert names
-        load(None, overrides={}, environ=dict.fromkeys(names, str(tmp_path)))
+        values = dict(re.findall(r"^\s*(DENPEXD_\w+)=(\S+)", script.read_text("utf-8"), re.MULTILINE))
+        assert values
+        load(None, overrides={}, environ={n: str(tmp_path) if "$" in v else v for n, v in values.items()})
 
 
 def used(expression: str) -> None:

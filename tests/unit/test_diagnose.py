@@ -321,3 +321,39 @@ def test_one_unusable_file_of_a_folder_does_not_stop_the_rest(diagnosis: Diagnos
     write(tmp_path, {"rank0.log": STEPS + BOOM})
     (tmp_path / "rank1.log").write_bytes(bytes(range(256)) * 40)
     assert only(verdicts(diagnosis, tmp_path))["failure"] == "single-rank-exception"
+
+
+def test_a_hole_in_the_middle_of_a_log_does_not_make_it_binary(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    write(tmp_path, {"rank0.log": STEPS})
+    (tmp_path / "rank1.log").write_bytes(STEPS.encode() + b"\0" * 6000 + b"\n" + BOOM.encode())
+    verdict = only(verdicts(diagnosis, tmp_path))
+    assert (verdict["failure"], verdict["initiating_ranks"]) == ("single-rank-exception", [1])
+    assert diagnosis.coverage.left_out == []
+
+
+def test_some_binary_output_does_not_make_a_log_binary(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    (tmp_path / "rank0.log").write_bytes(bytes(range(256)) * 32 + (STEPS * 40 + BOOM).encode())
+    assert only(verdicts(diagnosis, tmp_path))["failure"] == "single-rank-exception"
+
+
+def test_the_coverage_tells_what_was_read(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    write(tmp_path, {"rank0.log": STEPS, "rank1.log": STEPS})
+    assert verdicts(diagnosis, tmp_path) == []
+    assert diagnosis.coverage.text() == (
+        "Read: 2 files, ranks 0-1, last step 39, no end line seen. "
+        "Logs without stacks or times cannot show a silent hang."
+    )
+
+
+def test_the_coverage_names_the_ranks_that_ended_and_those_left_out(diagnosis: Diagnosis, tmp_path: Path) -> None:
+    write(tmp_path, {"rank0.log": STEPS + "training finished\n", "rank3.log": STEPS})
+    (tmp_path / "rank2.log").write_bytes(bytes(range(256)) * 40)
+    assert verdicts(diagnosis, tmp_path) == []
+    text = diagnosis.coverage.text()
+    assert "Read: 2 files, ranks 0,3, last step 39, end line seen (rank 0)." in text
+    assert f"Left out, so nothing is known of it: rank 2, {tmp_path}/rank2.log: is not a text log" in text
+
+
+def test_the_coverage_of_a_stream_without_ranks_or_steps(diagnosis: Diagnosis) -> None:
+    assert verdicts(diagnosis, "-", stdin="hello\n") == []
+    assert diagnosis.coverage.text().startswith("Read: 1 file, no rank known, no step seen, no end line seen. ")

@@ -72,7 +72,7 @@ def test_the_report_says_who_where_why_and_what_to_do() -> None:
         "ranks 1-2",
         "rank 3",
         "2023-11-14 22:13:20 UTC",
-        "rank 0  /logs/rank0.log:18  12.5 s",
+        "rank 0  /logs/rank0.log, byte 18  12.5 s",
         "│ evaluating",
         "└ it evaluates",
         "launcher  launcher.log",
@@ -94,6 +94,18 @@ def test_the_report_says_who_where_why_and_what_to_do() -> None:
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     text = report(VERDICT | {"title": "long " * 60, "job": "j" * 300}, color=False, width=width)
     assert max(cells(line) for line in text.splitlines()) <= width
+
+
+def test_nothing_of_headline_and_facts_is_cut_for_a_file() -> None:
+    title = "long " * 60
+    lines = report(VERDICT | {"title": title, "job": "j" * 300}, color=False, width=80, whole=True).splitlines()
+    assert lines[0].endswith(f"{title.strip()}  (confirmed)")
+    assert any("j" * 300 in line for line in lines)
+
+
+def test_an_offset_is_called_one_everywhere() -> None:
+    assert "rank0.log, byte 18" in markdown(VERDICT)
+    assert "rank0.log, byte 18" in summary_text(VERDICT, 2000)[1]
 
 
 def test_colour_is_only_paint() -> None:

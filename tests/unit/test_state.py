@@ -1,6 +1,8 @@
 """Several daemons on one node: each gets a state of its own, and nothing that was not sent is lost."""
 
+import errno
 import logging
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -56,6 +58,30 @@ def test_a_folder_that_cannot_be_made_is_a_state_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match="choose another"):
         of_daemon(tmp_path / "file" / "state", CLOCK, "run-1")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "state"):
+        for opened in (of_daemon, of_command):
+            with pytest.raises(StateError, match=f"{tmp_path / 'file'} is not a folder; choose another"):
+                opened(folder, CLOCK)
+
+
+def test_a_place_where_nothing_can_be_made_is_named() -> None:
+    with pytest.raises(StateError, match=r"nothing can be made in /proc; choose another"):
+        of_daemon(Path("/proc/xx"), CLOCK)
+
+
+def test_missing_rights_are_a_state_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    # What a user without rights on the folder sees; root may do everything.
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StateError, match=r"cannot be made: Permission denied for user id \d+; choose"):
+        of_command(tmp_path / "x", CLOCK)
 
 
 def test_commands_at_the_same_time_do_not_collide_with_each_other_or_a_daemon(tmp_path: Path) -> None:
