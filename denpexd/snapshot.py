@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
 from denpexd.pipeline import Pipeline
@@ -83,7 +84,7 @@ def _rank_view(
         shown = "done"
     elif state.gone:
         shown = "gone"
-    elif job.silence(now) > max(30.0, 8 * (job.usual or 0.0)):
+    elif job.silence(now) >= suspicion(Limits(), job.usual):
         shown = "silent"
     return RankView(rank, shown, state.step, state.phase, silent, state.node, state.pid)
 

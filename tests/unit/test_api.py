@@ -305,7 +305,7 @@ class TestConsole:
         for name in shown:
             assert VERDICT[name] in page.text
         for piece in [
-            "rank0.log:4711",
+            "rank0.log, byte 4711",
             "-1.5 s",
             "1-3",
             "py-spy dump --pid 4242",

@@ -238,7 +238,7 @@ async def test_the_daemon_finds_the_hang_and_alarms(capsys: pytest.CaptureFixtur
     assert await demo.play(None, speed=15.0, keep=False, color=False) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "rrrr" in out
+    assert "rrrr" in out or "ssss" in out
     assert "denpexd looks at the stacks" in out
     assert "HANG  rank 0 of 4" in out
     assert "Fwww" in out

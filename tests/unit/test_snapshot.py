@@ -56,7 +56,7 @@ def test_a_stall_counts_from_two_usual_gaps_on(pipeline: Pipeline) -> None:
 
 
 def test_ranks_become_silent_after_a_while_and_gone_with_their_process(pipeline: Pipeline) -> None:
-    assert states(pipeline, 80.0) == ["running", "running", "running", "unheard"]
+    assert states(pipeline, 54.0) == ["running", "running", "running", "unheard"]
     pipeline.evidence("run", [Exit(79.0, 2, None)])
     assert states(pipeline, 81.0) == ["silent", "silent", "gone", "unheard"]
 
