@@ -98,6 +98,8 @@ class Traceback:
         found = _HEADER.search(opening.text)
         before = found.group(1) if found is not None else ""
         self._indent = len(before) - len(before.lstrip(" ")) if "+" not in before else 0
+        # What some wrapper puts before each line, whichever it is.
+        self._prefix = before if before.strip() and "+" not in before and not is_logged(before) else ""
         self._grouped = "Exception Group" in before
         self._headed = _LOG_HEADER.search(before) is not None
         self._logged = is_logged(before) or is_logged(opening.before) or _SURVIVED.search(opening.before) is not None
@@ -137,6 +139,8 @@ class Traceback:
         return self._source
 
     def _plain(self, text: str) -> str:
+        if self._prefix and text.startswith(self._prefix):
+            text = text[len(self._prefix) :]
         if self._headed and (found := _LOG_HEADER.search(text)) is not None:
             text = text[found.end() :]
         if self._grouped:

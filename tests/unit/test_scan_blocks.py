@@ -172,6 +172,24 @@ def test_every_line_of_a_traceback_may_carry_a_log_header() -> None:
     assert (event.chain[0][0], len(event.frames), event.uncaught) == ("ValueError", 2, False)
 
 
+def test_every_line_of_a_traceback_may_carry_the_prefix_of_some_wrapper() -> None:
+    for prefix in ("(worker1, pid=2211, ip=10.0.0.5) ", "trainer-2  | "):
+        (found,) = raised(tagged(PLAIN, prefix))
+        assert found.chain == (("ValueError", "Expected input batch_size (7) to match target batch_size (8)."),)
+        assert found.uncaught
+
+
+def test_what_a_spawned_process_raised_belongs_to_its_rank() -> None:
+    text = "-- Process 3 terminated with the following error:\n" + textwrap.dedent(PLAIN).lstrip("\n")
+    assert [event.rank for event in raised(text, UNKNOWN_RANK)] == [3]
+
+
+def test_what_a_thread_or_finaliser_raised_ended_nothing() -> None:
+    for above in ("Exception in thread Thread-3 (push):", "Exception ignored in: <function Loader.__del__ at 0x7f>"):
+        (found,) = raised(f"{above}\n" + textwrap.dedent(PLAIN).lstrip("\n"))
+        assert not found.uncaught
+
+
 def test_the_launchers_own_traceback_belongs_to_no_rank() -> None:
     (event,) = raised(LAUNCHER, rank=0)
     assert event.rank == UNKNOWN_RANK
