@@ -16,6 +16,7 @@ class ConsoleSink:
     def __init__(self, name: str, stream: TextIO, *, color: bool, width: int) -> None:
         self.name = name
         self._stream, self._color, self._width = stream, color, width
+        self._whole = not stream.isatty()  # a file has room for whole headlines
 
     async def send(self, row: Row) -> None:
         """Print; DeliveryError if the stream is closed."""
@@ -23,7 +24,7 @@ class ConsoleSink:
         if row.delivery.event == "closed":
             text = "✔ " + summary_text(verdict, 500)[0]
         else:
-            text = report(verdict, color=self._color, width=self._width, whole=not self._stream.isatty()) + "\n"
+            text = report(verdict, color=self._color, width=self._width, whole=self._whole) + "\n"
         # A pipe nobody reads from blocks: not in the event loop.
         await asyncio.to_thread(self._print, text + "\n")
 
