@@ -16,7 +16,7 @@ class ConsoleSink:
     def __init__(self, name: str, stream: TextIO, *, color: bool, width: int) -> None:
         self.name = name
         self._stream, self._color, self._width = stream, color, width
-        self._whole = not stream.isatty()  # a file has room for whole headlines
+        self._whole = stream.closed or not stream.isatty()  # a file has room for whole headlines
 
     async def send(self, row: Row) -> None:
         """Print; DeliveryError if the stream is closed."""
