@@ -1,5 +1,6 @@
 # make demo     see a recorded hang explained by the real daemon, in under a minute
 # make test     the tests
+# make explore  the generated tests with new random input, TIMES (40) times as many
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -10,8 +11,9 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && { echo "$$p"; break; }; done)
 INCIDENT ?=
+TIMES ?= 40
 
-.PHONY: setup demo test lint check clean
+.PHONY: setup demo test explore lint check clean
 
 setup: $(VENV)/.tools
 
@@ -20,6 +22,9 @@ demo: $(VENV)/.package
 
 test: $(VENV)/.tools
 	$(BIN)/pytest -q -m "not torch"
+
+explore: $(VENV)/.tools
+	DENPEXD_EXPLORE=$(TIMES) $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

@@ -69,14 +69,21 @@ def beats(a: Candidate, b: Candidate, below: Mapping[str, frozenset[str]]) -> st
     local = a.rule.correlation is None or b.rule.correlation is None
     if local and abs(a.cause_t - b.cause_t) > 1.0:
         return "came later, as a consequence" if a.cause_t < b.cause_t else None
-    return "is less specific or less certain" if _order(a) < _order(b) else None
+    return "is less specific or less certain" if _before(a, b) else None
 
 
-def _order(c: Candidate) -> tuple[object, ...]:
-    """Of two ranks that failed at the same time, the order in which their files were read decides nothing."""
-    first = c.evidence[0].rank if c.evidence else -1
-    place = (c.cause_t, first, c.cause_seq, c.rule.id)
-    return (_PRECISION[c.rule.precision], _CERTAINTY[c.certainty], not c.fatal, *place)
+def _before(a: Candidate, b: Candidate) -> bool:
+    """Of two ranks that failed at the same time, neither their numbers nor the order of reading decides anything."""
+    worth_a, worth_b = _worth(a), _worth(b)
+    if worth_a == worth_b and a.evidence and b.evidence and a.evidence[0].rank == b.evidence[0].rank:
+        worth_a, worth_b = (*worth_a, a.cause_seq), (*worth_b, b.cause_seq)
+    return (*worth_a, a.rule.id) < (*worth_b, b.rule.id)
+
+
+def _worth(c: Candidate) -> tuple[float, ...]:
+    """What was seen on a rank itself goes before what is concluded from several."""
+    kind = (_PRECISION[c.rule.precision], _CERTAINTY[c.certainty], not c.fatal)
+    return (*kind, c.cause_t, c.rule.correlation is not None)
 
 
 def best(

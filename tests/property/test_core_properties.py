@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.catalog.load import load, shipped_rules
@@ -49,9 +49,6 @@ TINY, _ = load([TESTS / "data" / "tiny"], strict=False)
 SCHEMA = json.loads((TESTS.parent / "docs" / "verdict.schema.json").read_text())
 RANKS = 4
 END = 60.0  # seconds of silence behind every script
-
-settings.register_profile("core", max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("core")
 
 Verdict = Mapping[str, Any]
 
@@ -181,14 +178,10 @@ def _at(event: Event, t: float) -> Event:
 
 
 @st.composite
-def scripts(draw: st.DrawFn, *, goes_on: bool = True, mixed: bool = True) -> Script:
-    """Training for a while, then bursts of anything with pauses and, if training `goes_on`, steps between them.
-
-    `mixed`: exact failures of several kinds. Of two such at the same moment the lower rank is told: a convention.
-    """
-    failures = broken | killed | full if mixed else draw(st.sampled_from([broken, killed, full]))
+def scripts(draw: st.DrawFn, *, goes_on: bool = True) -> Script:
+    """Training for a while, then bursts of anything with pauses and, if training `goes_on`, steps between them."""
     others = st.sampled_from(["look", "pause", "steps"] if goes_on else ["look", "pause"])
-    pieces = st.lists(st.lists(common | failures, min_size=1, max_size=5) | others, max_size=8)
+    pieces = st.lists(st.lists(common | broken | killed | full, min_size=1, max_size=5) | others, max_size=8)
     events: list[Event] = []
     t, n = 0.0, 0
 
@@ -223,7 +216,7 @@ def scripts(draw: st.DrawFn, *, goes_on: bool = True, mixed: bool = True) -> Scr
 # --- naming, time, order ----------------------------------------------------------------------------------------------
 
 
-@given(scripts(mixed=False), st.permutations(range(RANKS)))
+@given(scripts(), st.permutations(range(RANKS)))
 def test_renaming_ranks_renames_the_verdict_and_changes_nothing_else(script: Script, names: list[int]) -> None:
     def named(verdict: dict[str, Any]) -> tuple[Any, ...]:
         for key in ("initiating_ranks", "collateral_ranks", "unheard_ranks"):
@@ -271,7 +264,11 @@ def test_the_order_of_ranks_within_a_moment_does_not_change_the_final_verdict(sc
 
 @given(scripts(goes_on=False))
 def test_how_events_are_cut_into_batches_does_not_change_the_final_verdict(script: Script) -> None:
-    assert [essence(v) for v in final(play(script, alone))] == [essence(v) for v in final(play(script))]
+    def told(cut: Cut) -> list[tuple[Any, ...]]:
+        """`hang` is left out: what is told at once says it of what was known then, and alone it is worth no update."""
+        return [essence({**v, "hang": None}) for v in final(play(script, cut))]
+
+    assert told(alone) == told(at_once)
 
 
 # --- incidents --------------------------------------------------------------------------------------------------------
