@@ -18,6 +18,7 @@ from denpexd.errors import DenpexdError
 if TYPE_CHECKING:
     from denpexd.core.rule import Catalog
 
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING = click.Path(path_type=Path)
 CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
 
@@ -213,6 +214,23 @@ def check(folders: tuple[Path, ...], form: str) -> None:
 
     where = [shipped_rules(), *folders]
     result = report.check(where, Replayer(read_folders(where).catalog, choose_engine()))
+    click.echo(json.dumps(report.as_json(result), indent=2) if form == "json" else report.table(result))
+    sys.exit(0 if result.ok else 1)
+
+
+@rules.command()
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.option("--rules", "packs", multiple=True, type=EXISTING, help="Further folders of rules.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+def test(files: tuple[Path, ...], packs: tuple[Path, ...], form: str) -> None:
+    """Schema, lint and examples of single rule FILES, played among all shipped rules."""
+    from denpexd.catalog import report
+    from denpexd.catalog.load import read_folders, rule_folder, shipped_rules
+    from denpexd.replay import Replayer
+    from denpexd.scan.engine import choose_engine
+
+    where = list(dict.fromkeys([shipped_rules(), *packs, *(rule_folder(file) for file in files)]))
+    result = report.check(where, Replayer(read_folders(where).catalog, choose_engine()), only=files)
     click.echo(json.dumps(report.as_json(result), indent=2) if form == "json" else report.table(result))
     sys.exit(0 if result.ok else 1)
 

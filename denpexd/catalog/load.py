@@ -56,6 +56,12 @@ def shipped_rules() -> Path:
     return inside if inside.is_dir() else package.parent / "rules"
 
 
+def rule_folder(file: Path) -> Path:
+    """The folder of rules that a rule file `<folder>/<category>/<id>.yaml` belongs to."""
+    folder = file.resolve().parent.parent
+    return shipped_rules() if folder == shipped_rules().resolve() else folder
+
+
 def load(folders: Sequence[Path], *, strict: bool = True) -> tuple[Catalog, list[RuleError]]:
     """The catalogue of all good files, and every mistake of the bad ones.
 
