@@ -15,16 +15,19 @@ BUILT_IN_ROLES = ("initiating", "collateral", "unheard")
 """Names that texts may always use in braces, so no role may have them."""
 
 
-def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal) -> Signal:
+def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *, lasting: bool = False) -> Signal:
     """One compiled signal. Patterns were checked by the schema, so nothing is raised."""
     if isinstance(written, FactSignal):
         given = written.parameters()
         patterns = {key: str(value) for key, value in given.items() if key in written.re2_keys}
+        exclude = patterns.get("except")
         return Signal(
             id=full_id,
             kind="fact",
             means=written.means,
             role=written.role,
+            exclude_pattern=exclude,
+            exclude=compile_pattern(exclude) if exclude else None,
             count=written.count,
             phase=written.phase,
             fact=written.fact,
@@ -32,6 +35,7 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal) ->
             param_matchers={
                 key: full_match(pattern) if key == "type" else compile_pattern(pattern)
                 for key, pattern in patterns.items()
+                if key != "except"
             },
         )
     pattern = written.log if isinstance(written, LogSignal) else written.frame
@@ -47,6 +51,7 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal) ->
         count=written.count,
         about=written.about if isinstance(written, LogSignal) else None,
         phase=written.phase,
+        lasting=lasting,
     )
 
 
@@ -94,7 +99,7 @@ class RuleBuilder:
         for key in SHARED_KEYS:
             if key in written.model_fields_set:
                 self._wrong((*trail, key), f"'{key}' is for shared signals", "move the signal to rules/signals/")
-        return build_signal(f"{self._file.id}.{name}", written)
+        return build_signal(f"{self._file.id}.{name}", written, lasting=not self._file.stops)
 
     def _correlation(self, written: schema.Correlation) -> Correlation:
         roles = {name: self._role(name, role, "roles") for name, role in written.roles.items()}

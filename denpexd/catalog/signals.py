@@ -98,11 +98,12 @@ Numel = Annotated[
 class Raised(FactSignal):
     """An uncaught exception."""
 
-    re2_keys = ("type", "message", "in")
+    re2_keys = ("type", "message", "in", "except")
     fact: Literal["raised"]
     type: Re2 | None = None
     message: Re2 | None = None
     in_: Re2 | None = Field(None, alias="in")
+    except_: Re2 | None = Field(None, alias="except")
 
 
 class Exit(FactSignal):

@@ -270,7 +270,7 @@ def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: fl
     if seen is None or seen.count < signal.count or seen.last.t < now - window:
         return []
     found = [seen.first] if seen.first is seen.last else [seen.first, seen.last]
-    if signal.role == "config":
+    if signal.role == "config" or signal.lasting:
         return found
     return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
 

@@ -21,6 +21,7 @@ from denpexd.core.state import (
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
+_FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 MAX_RANKS = 1_000_000  # larger numbers are no ranks, whatever a line says
 EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
@@ -212,9 +213,11 @@ class Intake:
     def raised(self, event: Raised) -> None:
         state = self.job.rank(event.rank)
         state.printed, state.last_t = True, max(state.last_t, event.t)
+        failed = _failed_ranks(event)
         if event.rank == UNKNOWN_RANK:
-            state = self._named_by_pid(event) or state
-        collateral = all(self._is_harmless(f"{kind}: {message}") for kind, message in event.chain)
+            state = self._named_by_pid(event) or (self.job.rank(min(failed)) if len(failed) == 1 else state)
+        others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
+        collateral = others_failed or all(self._is_harmless(f"{kind}: {message}") for kind, message in event.chain)
         state.keep(RaisedBy(event, self.job.seq, collateral))
 
     def _named_by_pid(self, event: Raised) -> RankState | None:
@@ -305,6 +308,12 @@ class Intake:
             state.restart(job.seq)
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
+
+
+def _failed_ranks(event: Raised) -> set[int]:
+    """The ranks that an exception names as those that failed; empty if it names none."""
+    named = (found for _, message in event.chain for found in _FAILED_RANKS.findall(message))
+    return {rank for text in named for part in text.split(",") if (rank := _number(part.strip())) is not None}
 
 
 def _number(text: str | None) -> int | None:

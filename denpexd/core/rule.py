@@ -26,7 +26,8 @@ class Signal:
 
     `id` is "<file>.<name>" for shared signals and "<rule id>.<name>" for a rule's own. `role` (shared signals only):
     progress, phase, collateral, teardown, ambiguous, advice, handled. `count`: at least N times. `about`: name of the
-    capture that lists the global ranks the line speaks about, instead of the rank that printed it.
+    capture that lists the global ranks the line speaks about, instead of the rank that printed it. `lasting`: it
+    belongs to a degradation, so it does not lapse when training goes on.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Signal:
     exclude: Matcher | None = None
     count: int = 1
     about: str | None = None
+    lasting: bool = False
     phase: str | None = None
     fact: str | None = None
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)

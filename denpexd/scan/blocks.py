@@ -29,7 +29,9 @@ _CHAINED = re2.compile(
     r"|The above exception was the direct cause of the following exception):"
 )
 # A message that holds the text of another traceback: DataLoader workers, spawned processes, Ray tasks, pools.
-_QUOTES = re2.compile(r'Caught \w|^"""|-- Process \d+ terminated|RemoteTraceback|RayTaskError|ray::|[Tt]raceback')
+_QUOTES = re2.compile(
+    r'Caught \w|^"""|-- Process \d+ terminated|RemoteTraceback|RayTaskError|ray::|[Tt]raceback|CheckpointException ranks:'
+)
 _MARKER = re2.compile(r"^\s*[\^~]+\s*$|^\s*\[Previous line repeated")
 _GROUP_LINE = re2.compile(r"^\s*(?:[|+] ?)+")
 _GROUP_RULE = re2.compile(r"^\s*(?:\| )*\+-[-+ \d.]*-*\s*$")

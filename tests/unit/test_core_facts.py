@@ -117,6 +117,14 @@ def test_an_exception_that_a_pattern_excludes_does_not_count(world: World) -> No
     assert world.who(signal) == []
 
 
+def test_a_line_of_a_degradation_does_not_lapse_when_the_job_trains_on(world: World) -> None:
+    world.steps(0, 1).at(10.5, line(1, "bad-file.printed"))
+    world.at(20.0, line(0, "step", {"step": "12"}), line(1, "step", {"step": "12"}))
+    signal = Signal("bad-file.printed", "log", "because")
+    assert world.who(signal) == []
+    assert world.who(replace(signal, lasting=True)) == [1]
+
+
 def test_an_exception_about_a_lost_peer_is_nobodys_own(world: World) -> None:
     world.at(5.0, raised(1, ("RuntimeError", "peer was lost")))
     assert world.who(fact("raised")) == []

@@ -264,6 +264,14 @@ def test_being_told_to_stop_is_no_error_of_ones_own(memory: Memory) -> None:
     assert memory.rank().raised[0].collateral
 
 
+def test_a_checkpoint_exception_is_that_of_the_ranks_it_names(memory: Memory) -> None:
+    chain = (("CheckpointException", "CheckpointException ranks:dict_keys([1])"), ("OSError", "gone"))
+    memory.at(1.0, raised(0, *chain), raised(1, *chain))
+    assert [memory.rank(r).raised[0].collateral for r in (0, 1)] == [True, False]
+    memory.at(2.0, raised(UNKNOWN_RANK, *chain))
+    assert len(memory.rank(1).raised) == 2
+
+
 def test_only_so_many_exceptions_are_kept(memory: Memory) -> None:
     for n in range(5 * MAX_RAISED):
         memory.at(float(n), raised(0, ("ValueError", f"{n}")))
