@@ -245,6 +245,13 @@ class Correlator:
     # --- judging ----------------------------------------------------------------------------------------------------
 
     def _judge(self, rule_ids: Iterable[str]) -> None:
+        self.job.memo = {}  # the state stands still: what one rule has asked, the next need not ask again
+        try:
+            self._judge_each(rule_ids)
+        finally:
+            self.job.memo = None
+
+    def _judge_each(self, rule_ids: Iterable[str]) -> None:
         for rule_id in rule_ids:
             rule = self.catalog.rules.get(rule_id)
             if rule is None:

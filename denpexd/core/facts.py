@@ -111,20 +111,26 @@ def kept_state(name: str) -> "Fact":
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    beyond = bool(signal.params.get("budget"))
+    text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
+    return [] if text is None else [observed(rank, now, text, signal.means)]
+
+
+def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
+    """What to say about a job that has not moved for long (`beyond`: beyond the budget); None if it has."""
     watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
     silence = 0.0 if job.over or not watched else job.silence(now)
-    if signal.params.get("budget"):
+    if beyond:
         silence = 0.0 if job.ended else min(silence, job.quiet(now))
         source = job.busiest
         limit = cadence.budget(limits, job.last_phase, source.rhythm if source else cadence.Rhythm())
     else:
         limit = cadence.page(limits, job.usual)
     if silence < limit:
-        return []
+        return None
     usual = job.usual
-    text = f"no progress of any rank for {silence:.0f} s"
-    text += f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
-    return [observed(rank, now, text, signal.means)]
+    rhythm = f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
+    return f"no progress of any rank for {silence:.0f} s{rhythm}"
 
 
 def silent(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -261,6 +267,11 @@ FACTS: Mapping[str, Fact] = {
 
 def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     """The evidence that `signal` holds for `rank` now; empty when it does not."""
+    key = (signal.id, rank.rank, window)
+    return job.once(key, lambda: _holds(job, rank, signal, now, window, limits))
+
+
+def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     if signal.kind == "fact":
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []

@@ -4,7 +4,7 @@ Two kinds. A rule with `correlation` assigns disjoint sets of ranks to its roles
 whoever showed it first started it, everyone else is a victim.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
@@ -208,11 +208,21 @@ def _shows(
             return None
         found += shown
     if role.any_of:
-        groups = [[held(name) for name in group] for group in role.any_of]
-        shown = [e for group in groups if all(group) for es in group for e in es]
+        shown = [e for group in role.any_of for e in _together(held, group)]
         if not shown:
             return None
         found = [*shown, *found]
+    return found
+
+
+def _together(held: Callable[[str], list[Evidence]], group: Sequence[str]) -> list[Evidence]:
+    """The evidence of all signals of the group; empty as soon as one does not hold."""
+    found: list[Evidence] = []
+    for name in group:
+        shown = held(name)
+        if not shown:
+            return []
+        found += shown
     return found
 
 

@@ -4,12 +4,15 @@ Events only update this state; judging happens elsewhere. Everything kept is an 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import TypeVar, cast
 
 from denpexd.core.cadence import Rhythm
 from denpexd.core.events import Exit, Frame, Frames, Raised
+
+T = TypeVar("T")
 
 MAX_RAISED = 8
 MAX_METRICS = 256
@@ -211,6 +214,8 @@ class JobState:
     blind_until: float = float("-inf")
     recent: bool = True
     seq: int = 0
+    # Answers already given while the state stands still, as in one round of judging; None: keep none.
+    memo: dict[object, object] | None = None
 
     def rank(self, number: int) -> RankState:
         state = self.ranks.get(number)
@@ -229,8 +234,19 @@ class JobState:
     @property
     def usual(self) -> float | None:
         """Usual seconds between two movements of the rank that moves most often."""
-        known = [s.rhythm.usual for s in self.ranks.values() if s.rhythm.usual is not None]
+        return self.once("usual", self._usual)
+
+    def _usual(self) -> float | None:
+        known = [usual for s in self.ranks.values() if (usual := s.rhythm.usual) is not None]
         return min(known) if known else None
+
+    def once(self, key: object, answer: Callable[[], T]) -> T:
+        """The answer; while a round of judging lasts, that of the first time."""
+        if self.memo is None:
+            return answer()
+        if key not in self.memo:
+            self.memo[key] = answer()
+        return cast(T, self.memo[key])
 
     @property
     def pace(self) -> float | None:
