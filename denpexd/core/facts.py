@@ -3,17 +3,14 @@
 Each fact answers for ONE rank with the evidence that makes it hold, or nothing. They read state and change nothing.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence, collectives
-from denpexd.core.events import Frame
+from denpexd.core import cadence, collectives, stands
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot, observed
+from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
-CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -157,32 +154,6 @@ def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limi
     return phase(job, rank, signal, now, limits)
 
 
-def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`)."""
-    places = {r: place for r, s in job.ranks.items() if r >= 0 and (place := _place(job, s)) is not None}
-    mine = places.get(rank.rank)
-    if mine is None or len(places) < 3:
-        return []
-    common, count = Counter(p for p, _ in places.values()).most_common(1)[0]
-    rest = signal.param_matchers.get("rest")
-    if count * 2 <= len(places) or mine[0] == common or (rest and not any(rest.search(f) for f in common)):
-        return []
-    frame, snapshot = mine[1]
-    text = f"{frame.function} ({frame.path}:{frame.line})"
-    return [
-        Evidence(rank.rank, "stack", snapshot.frames.kind, 0, snapshot.frames.t, text, signal.means, seq=snapshot.seq)
-    ]
-
-
-def _place(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame, Snapshot]] | None:
-    """The functions at the inner end of a rank's newest stack that counts, and what to quote."""
-    fresh = [s for s in rank.snapshots.values() if s.frames.frames and _counts(job, rank, s)]
-    if not fresh:
-        return None
-    newest = max(fresh, key=lambda s: s.frames.t)
-    return tuple(f.canonical for f in newest.frames.frames[:6]), (newest.frames.frames[0], newest)
-
-
 def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Has left its loop while another rank's loop is not over."""
     others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.step is not None and s.moves > 1]
@@ -255,7 +226,7 @@ FACTS: Mapping[str, Fact] = {
     "pending": collectives.pending,
     "mismatch": collectives.mismatch,
     "differs": collectives.differs,
-    "odd_stack": odd_stack,
+    "odd_stack": stands.odd_stack,
     "behind": collectives.behind,
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,
@@ -276,7 +247,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []
     if signal.kind == "frame":
-        return _frame(job, rank, signal)
+        return stands.frame(job, rank, signal)
     seen = rank.seen.get(signal.id)
     if seen is None or seen.count < signal.count or seen.last.t < now - window:
         return []
@@ -284,37 +255,6 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
     if signal.role == "config" or signal.lasting:
         return found
     return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
-
-
-def _counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
-    """A stack counts until the rank moves again; a look at a live process convicts only when it was steady."""
-    t = snapshot.frames.t
-    if t < rank.moved_t or job.moved_on(rank, t):
-        return False
-    if snapshot.frames.kind == "traceback" and _only_noticed_a_crash(job, rank):
-        return False
-    return snapshot.steady or snapshot.frames.kind != "py-spy"
-
-
-def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
-    """Another process was killed and all that this one raised is about others: where it waited proves nothing."""
-    if not rank.raised or not all(r.collateral for r in rank.raised):
-        return False
-    exits = (e for r, s in job.ranks.items() if r not in (rank.rank, -1) for e in s.exits)
-    return any(not e.forced and e.event.code in CRASHES for e in exits)
-
-
-def _frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
-    found = []
-    for snapshot in rank.snapshots.values():
-        frame = snapshot.hits.get(signal.id)
-        if frame is None or not _counts(job, rank, snapshot):
-            continue
-        text = f"{frame.function} ({frame.path}:{frame.line})"
-        f = snapshot.frames
-        source = f.source or f.kind
-        found.append(Evidence(rank.rank, "stack", source, f.offset, f.t, text, signal.means, seq=snapshot.seq))
-    return found
 
 
 def lapsed(job: JobState, rank: RankState, t: float) -> bool:

@@ -1,0 +1,67 @@
+"""Where a rank stands: what its newest stacks say, and for how long they count."""
+
+from collections import Counter
+
+from denpexd.core import cadence
+from denpexd.core.events import Frame
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot
+
+CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
+
+
+def counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
+    """A stack counts until the rank moves again; a look at a live process convicts only when it was steady."""
+    t = snapshot.frames.t
+    if t < rank.moved_t or job.moved_on(rank, t):
+        return False
+    if snapshot.frames.kind == "traceback" and _only_noticed_a_crash(job, rank):
+        return False
+    return snapshot.steady or snapshot.frames.kind != "py-spy"
+
+
+def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
+    """Another process was killed and all that this one raised is about others: where it waited proves nothing."""
+    if not rank.raised or not all(r.collateral for r in rank.raised):
+        return False
+    exits = (e for r, s in job.ranks.items() if r not in (rank.rank, -1) for e in s.exits)
+    return any(not e.forced and e.event.code in CRASHES for e in exits)
+
+
+def frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
+    found = []
+    for snapshot in rank.snapshots.values():
+        hit = snapshot.hits.get(signal.id)
+        if hit is None or not counts(job, rank, snapshot):
+            continue
+        text = f"{hit.function} ({hit.path}:{hit.line})"
+        f = snapshot.frames
+        source = f.source or f.kind
+        found.append(Evidence(rank.rank, "stack", source, f.offset, f.t, text, signal.means, seq=snapshot.seq))
+    return found
+
+
+def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`)."""
+    places = {r: place for r, s in job.ranks.items() if r >= 0 and (place := place_of(job, s)) is not None}
+    mine = places.get(rank.rank)
+    if mine is None or len(places) < 3:
+        return []
+    common, count = Counter(p for p, _ in places.values()).most_common(1)[0]
+    rest = signal.param_matchers.get("rest")
+    if count * 2 <= len(places) or mine[0] == common or (rest and not any(rest.search(f) for f in common)):
+        return []
+    frame, snapshot = mine[1]
+    text = f"{frame.function} ({frame.path}:{frame.line})"
+    return [
+        Evidence(rank.rank, "stack", snapshot.frames.kind, 0, snapshot.frames.t, text, signal.means, seq=snapshot.seq)
+    ]
+
+
+def place_of(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame, Snapshot]] | None:
+    """The functions at the inner end of a rank's newest stack that counts, and what to quote."""
+    fresh = [s for s in rank.snapshots.values() if s.frames.frames and counts(job, rank, s)]
+    if not fresh:
+        return None
+    newest = max(fresh, key=lambda s: s.frames.t)
+    return tuple(f.canonical for f in newest.frames.frames[:6]), (newest.frames.frames[0], newest)
