@@ -13,7 +13,12 @@ from denpexd.core.events import UNKNOWN_RANK, Frame
 from denpexd.core.rule import Catalog, Example, Rule
 from denpexd.errors import CaseError, DenpexdError
 
-FACTS: Mapping[str, tuple[str, ...]] = {"exit": ("code", "signal", "by"), "gone": (), "frozen": (), "oom_killed": ()}
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "exit": ("code", "signal", "by"),
+    "gone": (),
+    "frozen": ("state",),
+    "oom_killed": (),
+}
 """What `!` may state, with its fields. An exit signal becomes the code a parent sees (signal=9: code=-9)."""
 
 _LINE = re.compile(r"\s*(?P<t>\d+(?:\.\d+)?)\s+(?P<ranks>\S+)\s+(?P<kind>[|>!])(?: (?P<text>.*))?")
@@ -156,7 +161,7 @@ def _fact(text: str) -> tuple[str, dict[str, str]]:
         if key not in FACTS[name] or not equals:
             allowed = ", ".join(f"{key}=..." for key in FACTS[name]) or "nothing"
             raise ValueError(f"'{part}' after {name}: expected {allowed}")
-        if key != "by" and not re.fullmatch(r"-?\d+", value):
+        if key not in ("by", "state") and not re.fullmatch(r"-?\d+", value):
             raise ValueError(f"'{part}': expected a number")
         if key == "by" and value not in ("process", "launcher"):
             raise ValueError(f"'{part}': expected process or launcher")

@@ -88,9 +88,9 @@ Signo = Annotated[
 Numel = Annotated[
     str,
     BeforeValidator(_text_of_number),
-    Field(pattern=r"^(odd|[0-9]+|>[0-9]+)$"),
+    Field(pattern=r"^(odd|[<>]?[0-9]+)$"),
     WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(odd|[0-9]+|>[0-9]+)$"}]}
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(odd|[<>]?[0-9]+)$"}]}
     ),
 ]
 
@@ -121,6 +121,14 @@ class Stalled(FactSignal):
 
     fact: Literal["stalled"]
     budget: StrictBool | None = None
+    trained: StrictBool | None = None
+
+
+class WorkedOn(FactSignal):
+    """The rank went on working while others waited for it until their timeout."""
+
+    fact: Literal["worked_on"]
+    by: Literal["progress", "output"] | None = None
 
 
 class Silent(FactSignal):
@@ -144,20 +152,21 @@ class Pending(FactSignal):
     fact: Literal["pending"]
     op: Re2 | None = None
     numel: Numel | None = None
+    seq: Numel | None = None
 
 
 class Mismatch(FactSignal):
     """The rank differs from the others of its process group."""
 
     fact: Literal["mismatch"]
-    what: Literal["op", "seq", "numel", "shape"] | None = None
+    what: Literal["op", "seq", "numel", "shape", "call"] | None = None
 
 
 class Differs(FactSignal):
-    """Ranks of the same process group stand in the same kind of collective with different sizes or shapes."""
+    """Ranks of the same process group stand in different collectives, or in the same kind with different sizes."""
 
     fact: Literal["differs"]
-    what: Literal["numel", "shape"] | None = None
+    what: Literal["op", "numel", "shape", "call"] | None = None
 
 
 class OddStack(FactSignal):
@@ -184,16 +193,29 @@ class PlainFact(FactSignal):
         "gone",
         "oom_killed",
         "frozen",
+        "disk_sleep",
         "behind",
         "not_in_collective",
         "no_report",
+        "timed_out",
         "fewer_steps",
         "ended",
     ]
 
 
 Fact = Annotated[
-    Raised | Exit | Stalled | Silent | InPhase | Pending | Mismatch | Differs | OddStack | MetricSpread | PlainFact,
+    Raised
+    | Exit
+    | Stalled
+    | WorkedOn
+    | Silent
+    | InPhase
+    | Pending
+    | Mismatch
+    | Differs
+    | OddStack
+    | MetricSpread
+    | PlainFact,
     Field(discriminator="fact"),
 ]
 

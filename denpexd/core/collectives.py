@@ -6,9 +6,9 @@ Same shape as those of facts.py: for ONE rank the evidence that makes the fact h
 from collections import Counter
 from collections.abc import Mapping
 
-from denpexd.core import cadence
+from denpexd.core import cadence, stands
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Collective, JobState, RankState, observed
+from denpexd.core.state import Answer, Collective, Evidence, JobState, RankState, observed
 
 
 def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -17,20 +17,24 @@ def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
     for known in rank.collectives.values():
         if not known.op or known.evidence is None or (op and not op.search(known.op)):
             continue
-        if "numel" in signal.params and not _numel_fits(known.numel, str(signal.params["numel"])):
+        if "numel" in signal.params and not _fits(known.numel, str(signal.params["numel"])):
+            continue
+        if "seq" in signal.params and not _fits(known.seq, str(signal.params["seq"])):
             continue
         found.append(known.evidence.saying(signal.means))
     return found
 
 
-def _numel_fits(numel: int | None, want: str) -> bool:
-    if numel is None:
+def _fits(number: int | None, want: str) -> bool:
+    if number is None:
         return False
     if want == "odd":
-        return numel % 2 == 1 and numel > 1
+        return number % 2 == 1 and number > 1
     if want.startswith(">"):
-        return numel > int(want[1:])
-    return numel == int(want)
+        return number > int(want[1:])
+    if want.startswith("<"):
+        return number < int(want[1:])
+    return number == int(want)
 
 
 def _peers(job: JobState, group: str) -> Mapping[int, Collective]:
@@ -43,6 +47,9 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     Sizes and shapes are compared only among ranks that stand in the same kind of collective.
     """
     what = str(signal.params.get("what", "op"))
+    if what == "call":
+        calls, quoted = _calls(job)
+        return [quoted[rank.rank].saying(signal.means)] if _odd(calls, rank.rank) else []
     found = []
     for group, mine in rank.collectives.items():
         if mine.evidence is None or not mine.op:
@@ -52,23 +59,42 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
             peers = {r: c for r, c in peers.items() if c.kind == mine.kind}
         name = "kind" if what == "op" else what
         values = {r: getattr(c, name) for r, c in peers.items() if c.op and getattr(c, name) is not None}
-        if len(values) < 3 or rank.rank not in values:
-            continue
-        common, count = Counter(values.values()).most_common(1)[0]
-        if count * 2 > len(values) and values[rank.rank] != common:
+        if _odd(values, rank.rank):
             found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _odd(values: Mapping[int, object], rank: int) -> bool:
+    if len(values) < 3 or rank not in values:
+        return False
+    common, count = Counter(values.values()).most_common(1)[0]
+    return count * 2 > len(values) and values[rank] != common
 
 
 def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Some rank of its group stands in the same kind of collective with another size or shape; names no side."""
+    """Some rank of its group stands in the same kind of collective with another size or shape; names no side.
+
+    `what: op`: in another kind of collective; `what: call`: its stack shows another kind, and no rank's shows none.
+    """
     what = str(signal.params.get("what", "numel"))
+    if what == "call":
+        calls, quoted = _calls(job)
+        crossed = len(calls) == len(job.universe) and len(set(calls.values())) > 1
+        return [quoted[rank.rank].saying(signal.means)] if crossed and rank.rank in quoted else []
     found = []
     for group, mine in rank.collectives.items():
-        values = {getattr(c, what) for c in _peers(job, group).values() if c.op and c.kind == mine.kind} - {None}
+        peers = [c for c in _peers(job, group).values() if c.op and (what == "op" or c.kind == mine.kind)]
+        values = {getattr(c, "kind" if what == "op" else what) for c in peers} - {None}
         if len(values) > 1 and mine.evidence is not None and mine.op:
             found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _calls(job: JobState) -> tuple[dict[int, str], dict[int, Evidence]]:
+    """By rank: the collective it calls, as its stack shows, and what to quote."""
+    known = job.once("calls", lambda: {r: stands.call(job, s) for r, s in job.ranks.items() if r >= 0})
+    found = {r: one for r, one in known.items() if one is not None}
+    return {r: name for r, (name, _) in found.items()}, {r: quoted for r, (_, quoted) in found.items()}
 
 
 def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -104,3 +130,38 @@ def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits
     ):
         return []
     return [observed(rank, now, "reported nothing when the others timed out", signal.means, kind="log")]
+
+
+def timed_out(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """It reported that it had waited for others until a timeout ended the wait."""
+    known = rank.states.get("timeout")
+    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
+        return []
+    return [known.saying(signal.means)]
+
+
+def worked_on(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """While others waited until their timeout, this rank went on: slow, not stuck.
+
+    By its progress lines; `by: output`: by any ordinary line, for work that has no counter.
+    """
+    others = [
+        (s, s.states["timeout"]) for r, s in job.ranks.items() if r not in (-1, rank.rank) and "timeout" in s.states
+    ]
+    if not others or "timeout" in rank.states:
+        return []
+    begin, patience = min((said.t - _waited(s, said), _waited(s, said)) for s, said in others)
+    last = rank.moved_t
+    if signal.params.get("by") == "output":
+        last = max(last, rank.ordinary[-1] if rank.ordinary else last)
+    if last <= begin + max(10.0, patience / 4):
+        return []
+    text = f"went on for {last - begin:.0f} s while others waited for it"
+    return [observed(rank, now, text, signal.means, kind="log")]
+
+
+def _waited(rank: RankState, said: Evidence) -> float:
+    """Seconds that the rank had waited when it said so; 0 where the line does not tell."""
+    told = [s.fields for s in rank.seen.values() if abs(s.first.t - said.t) < 5.0 or abs(s.last.t - said.t) < 5.0]
+    ms = [f[name] for f in told for name in ("ran_ms", "ms", "timeout_ms") if f.get(name, "").isdigit()]
+    return int(ms[0]) / 1000 if ms else 0.0

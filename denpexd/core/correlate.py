@@ -50,6 +50,8 @@ from denpexd.core.state import JobState
 
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended")
 FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "metric_spread", "fewer_steps")
+WAIT_FACTS = ("no_report", "timed_out", "worked_on")
+STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs")
 END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps")
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -168,13 +170,13 @@ class Correlator:
                 self._want(out, "process", (event.rank,), "an exception was printed")
             case Frames():
                 self._intake.frames(event)
-                self._touch(self._index.facts("frame", "odd_stack"), news=event.kind == "traceback")
+                self._touch(self._index.facts(*STACK_FACTS), news=event.kind == "traceback")
             case Exit():
                 if self._intake.exit(event):
                     self._touch({*self._index.facts(*END_FACTS), *self._live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
-                self._touch(self._index.facts(event.name), news=False)
+                self._touch(self._index.facts(event.name, "disk_sleep"), news=False)
             case Joined():
                 self._intake.joined(event)
             case Attempt():
@@ -203,7 +205,7 @@ class Correlator:
         if signal.role == "phase":
             self._touch(self._index.facts(*PHASE_FACTS), news=False)
         elif signal.role == "collateral":
-            self._touch({*self._index.facts("no_report"), *self._live}, news=True)
+            self._touch({*self._index.facts(*WAIT_FACTS), *self._live}, news=True)
         if hit.fields:
             self._touch(self._index.facts(*FIELD_FACTS), news=False)
 

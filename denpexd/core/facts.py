@@ -108,6 +108,8 @@ def kept_state(name: str) -> "Fact":
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    if signal.params.get("trained") and (job.usual is None or job.trained_t == float("-inf")):
+        return []
     beyond = bool(signal.params.get("budget"))
     text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
     return [] if text is None else [observed(rank, now, text, signal.means)]
@@ -219,6 +221,7 @@ FACTS: Mapping[str, Fact] = {
     "gone": gone,
     "oom_killed": kept_state("oom_killed"),
     "frozen": kept_state("frozen"),
+    "disk_sleep": kept_state("disk_sleep"),
     "stalled": stalled,
     "silent": silent,
     "phase": phase,
@@ -230,6 +233,8 @@ FACTS: Mapping[str, Fact] = {
     "behind": collectives.behind,
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,
+    "timed_out": collectives.timed_out,
+    "worked_on": collectives.worked_on,
     "fewer_steps": fewer_steps,
     "metric_spread": metric_spread,
     "ended": ended,

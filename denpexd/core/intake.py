@@ -274,6 +274,7 @@ class Intake:
         if name in ("running", "resumed"):
             state.looked_at = True
             state.states.pop("frozen", None)
+            state.states.pop("disk_sleep", None)
             return
         if name == "recent":
             self.job.recent = fields.get("recent") != "false"
@@ -285,6 +286,8 @@ class Intake:
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
         kind = "launcher" if name.startswith("launcher") else "process"
         state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
+        if name == "frozen" and fields.get("state") == "D":
+            state.states["disk_sleep"] = state.states[key]
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
 

@@ -1,5 +1,6 @@
 """Where a rank stands: what its newest stacks say, and for how long they count."""
 
+import re
 from collections import Counter
 
 from denpexd.core import cadence
@@ -8,6 +9,10 @@ from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, Snapshot
 
 CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
+COLLECTIVE = re.compile(
+    r"(?:(?:monitored_)?barrier|(?:all_reduce|all_gather|broadcast|reduce|gather|scatter|all_to_all)\w*) "
+    r"(?:torch/distributed/distributed_c10d\.py|deepspeed/comm/\S+|horovod/\S+)"
+)
 
 
 def counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
@@ -60,8 +65,33 @@ def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits
 
 def place_of(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame, Snapshot]] | None:
     """The functions at the inner end of a rank's newest stack that counts, and what to quote."""
+    stack = newest(job, rank)
+    return (
+        None
+        if stack is None
+        else (tuple(f.canonical for f in stack.frames.frames[:6]), (stack.frames.frames[0], stack))
+    )
+
+
+def newest(job: JobState, rank: RankState) -> Snapshot | None:
+    """The newest stack of the rank that counts."""
     fresh = [s for s in rank.snapshots.values() if s.frames.frames and counts(job, rank, s)]
-    if not fresh:
+    return max(fresh, key=lambda s: s.frames.t, default=None)
+
+
+def call(job: JobState, rank: RankState) -> tuple[str, Evidence] | None:
+    """The collective that the program calls and the rank stands in, as its newest stack shows: its name, what to quote.
+
+    The outermost of nested ones: all_gather_object calls all_gather twice.
+    """
+    stack = newest(job, rank)
+    if stack is None:
         return None
-    newest = max(fresh, key=lambda s: s.frames.t)
-    return tuple(f.canonical for f in newest.frames.frames[:6]), (newest.frames.frames[0], newest)
+    found = None
+    for at in stack.frames.frames:
+        found = at if COLLECTIVE.fullmatch(at.canonical) else found
+    if found is None:
+        return None
+    f, text = stack.frames, f"{found.function} ({found.path}:{found.line})"
+    quoted = Evidence(rank.rank, "stack", f.source or f.kind, f.offset, f.t, text, "", seq=stack.seq)
+    return found.canonical.split(" ", 1)[0], quoted

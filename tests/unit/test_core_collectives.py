@@ -1,0 +1,140 @@
+"""Who waits for whom: what stacks and reports tell about the collectives of a job."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from denpexd.catalog.load import load
+from denpexd.core.cadence import Limits
+from denpexd.core.events import Activity, Fact, Frame, Frames, Hit
+from denpexd.core.facts import holds
+from denpexd.core.intake import Intake
+from denpexd.core.rule import Signal
+from denpexd.core.state import JobState
+
+TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
+C10D = "torch/distributed/distributed_c10d.py"
+
+
+class World:
+    """What the ranks of a job have shown."""
+
+    def __init__(self, world_size: int = 4) -> None:
+        self.job = JobState("job", 0.0, world_size=world_size)
+        self._intake = Intake(TINY, self.job)
+
+    def says(self, t: float, rank: int, signal: str, **fields: str) -> "World":
+        self.job.seq += 1
+        self._intake.hit(Hit(t, rank, f"line.{signal}", f"rank{rank}", 0, signal, fields))
+        return self
+
+    def prints(self, t: float, rank: int) -> "World":
+        self._intake.ordinary(Activity(t, rank, f"rank{rank}", 10))
+        return self
+
+    def is_frozen(self, rank: int, fields: Mapping[str, str]) -> "World":
+        self._intake.fact(Fact(20.0, rank, "frozen", fields, source="process"))
+        return self
+
+    def stands(self, rank: int, *frames: str) -> "World":
+        """Two looks show the same stack."""
+        found = tuple(Frame(*text.split(" ", 1)) for text in frames)
+        for t in (20.0, 26.0):
+            self.job.seq += 1
+            self._intake.frames(replace(Frames(t, rank, "py-spy", found)))
+        return self
+
+    def who(self, fact: str, **given: str | int | float | bool) -> list[int]:
+        """The ranks for which the fact holds."""
+        signal = Signal("own.x", "fact", "because", fact=fact, params=given)
+        return [r for r, s in sorted(self.job.ranks.items()) if holds(self.job, s, signal, 100.0, 3600.0, Limits())]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_the_rank_whose_stack_ends_in_another_collective_mismatches(world: World) -> None:
+    world.stands(0, f"broadcast {C10D}", "step train.py")
+    for rank in (1, 2, 3):
+        world.stands(rank, f"all_reduce {C10D}", "step train.py")
+    assert world.who("mismatch", what="call") == [0]
+    assert world.who("differs", what="call") == [0, 1, 2, 3]
+
+
+def test_two_ranks_in_different_collectives_differ_and_name_no_side() -> None:
+    world = World(2).stands(0, f"broadcast {C10D}").stands(1, f"all_reduce {C10D}")
+    assert world.who("mismatch", what="call") == []
+    assert world.who("differs", what="call") == [0, 1]
+
+
+def test_collectives_do_not_differ_while_a_rank_is_in_none() -> None:
+    """It may be the one that both wait for, each in a group of its own."""
+    world = World(3).stands(0, f"broadcast {C10D}").stands(1, f"all_reduce {C10D}").stands(2, "read data.py")
+    assert world.who("differs", what="call") == []
+
+
+def test_of_nested_collectives_the_outermost_counts() -> None:
+    world = World(2).stands(0, f"all_gather {C10D}", f"all_gather_object {C10D}", "f t.py")
+    world.stands(1, f"broadcast {C10D}", f"all_gather_object {C10D}", "f t.py")
+    assert world.who("differs", what="call") == []
+
+
+def test_kinds_of_collectives_differ_by_what_the_watchdogs_say(world: World) -> None:
+    world.says(10.0, 0, "timeout", op="ALLREDUCE").says(10.0, 1, "timeout", op="BROADCAST")
+    assert world.who("differs", what="op") == [0, 1]
+    assert world.who("differs", what="numel") == []
+
+
+@pytest.mark.parametrize(("seq", "want", "fits"), [("2", "<4", True), ("4", "<4", False), ("", "<4", False)])
+def test_a_pending_collective_has_a_number(world: World, seq: str, want: str, fits: bool) -> None:
+    world.says(10.0, 0, "timeout", op="ALLREDUCE", seq=seq)
+    assert world.who("pending", seq=want) == ([0] if fits else [])
+
+
+def test_who_reported_a_timeout_timed_out_until_it_moves(world: World) -> None:
+    world.says(10.0, 0, "timeout", op="ALLREDUCE")
+    assert world.who("timed_out") == [0]
+    world.says(20.0, 0, "step", step="1")
+    assert world.who("timed_out") == []
+
+
+@pytest.mark.parametrize(
+    ("last", "slow"), [(520.0, True), (110.0, False)], ids=["long after they waited", "as they began to wait"]
+)
+def test_who_goes_on_while_others_wait_is_slow_and_not_stuck(world: World, last: float, slow: bool) -> None:
+    world.says(100.0, 1, "step", step="1").says(last, 0, "step", step="2")
+    world.says(700.0, 1, "timeout", op="BROADCAST", ran_ms="600000")
+    assert world.who("worked_on") == ([0] if slow else [])
+
+
+def test_output_is_work_only_where_the_rule_says_so(world: World) -> None:
+    world.prints(600.0, 0).says(700.0, 1, "timeout", op="BROADCAST", ran_ms="600000")
+    assert world.who("worked_on") == []
+    assert world.who("worked_on", by="output") == [0]
+
+
+def test_who_timed_out_itself_did_not_work_on(world: World) -> None:
+    world.says(520.0, 0, "step", step="2")
+    for rank in (0, 1):
+        world.says(700.0, rank, "timeout", op="BROADCAST", ran_ms="600000")
+    assert world.who("worked_on") == []
+
+
+@pytest.mark.parametrize(("state", "asleep"), [("D", [0]), ("T", [])])
+def test_uninterruptible_sleep_is_told_from_a_stop(world: World, state: str, asleep: list[int]) -> None:
+    world.is_frozen(0, {"state": state})
+    assert world.who("frozen") == [0]
+    assert world.who("disk_sleep") == asleep
+
+
+def test_a_stall_before_the_first_step_is_none_of_a_job_that_had_trained(world: World) -> None:
+    world.prints(1.0, 0)
+    assert world.who("stalled") == [0]
+    assert world.who("stalled", trained=True) == []
+    for n in range(1, 6):
+        world.says(float(n), 0, "step", step=str(n))
+    assert world.who("stalled", trained=True) == [0]
