@@ -30,7 +30,8 @@ _CHAINED = re2.compile(
 )
 # A message that holds the text of another traceback: DataLoader workers, spawned processes, Ray tasks, pools.
 _QUOTES = re2.compile(
-    r'Caught \w|^"""|-- Process \d+ terminated|RemoteTraceback|RayTaskError|ray::|[Tt]raceback|CheckpointException ranks:'
+    r'Caught \w|^"""|-- Process \d+ terminated|RemoteTraceback|RayTaskError|ray::|[Tt]raceback'
+    r"|CheckpointException ranks:"
 )
 _MARKER = re2.compile(r"^\s*[\^~]+\s*$|^\s*\[Previous line repeated")
 _GROUP_LINE = re2.compile(r"^\s*(?:[|+] ?)+")
