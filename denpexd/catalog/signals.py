@@ -121,7 +121,6 @@ class Stalled(FactSignal):
 
     fact: Literal["stalled"]
     budget: StrictBool | None = None
-    trained: StrictBool | None = None
 
 
 class WorkedOn(FactSignal):
@@ -199,6 +198,7 @@ class PlainFact(FactSignal):
         "no_report",
         "timed_out",
         "fewer_steps",
+        "trained",
         "ended",
     ]
 

@@ -108,11 +108,16 @@ def kept_state(name: str) -> "Fact":
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    if signal.params.get("trained") and (job.usual is None or job.trained_t == float("-inf")):
-        return []
     beyond = bool(signal.params.get("budget"))
     text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
     return [] if text is None else [observed(rank, now, text, signal.means)]
+
+
+def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The job had made training steps in this attempt; holds for each of its ranks."""
+    if job.trained_t == float("-inf"):
+        return []
+    return [observed(rank, job.trained_t, "the job had made training steps", signal.means)]
 
 
 def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
@@ -223,6 +228,7 @@ FACTS: Mapping[str, Fact] = {
     "frozen": kept_state("frozen"),
     "disk_sleep": kept_state("disk_sleep"),
     "stalled": stalled,
+    "trained": trained,
     "silent": silent,
     "phase": phase,
     "phase_alone": phase_alone,

@@ -24,6 +24,10 @@ _PID = re.compile(r"\bpid=(\d+)\b")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 MAX_RANKS = 1_000_000  # larger numbers are no ranks, whatever a line says
+PREPARES = re.compile(  # labels of bars that no training loop draws
+    r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
+    r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
+)
 EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
 
 
@@ -155,8 +159,17 @@ class Intake:
         total = _number(fields.get("total"))
         # A second, nameless bar of another length while the rank evaluates is the evaluation's.
         other_bar = not label and None not in (total, state.total) and total != state.total
-        aside = any(word in label for word in EVAL_WORDS) or (state.phase == "eval" and other_bar)
-        if not aside:
+        evaluates = any(word in label for word in EVAL_WORDS) or (state.phase == "eval" and other_bar)
+        aside = "eval" if evaluates else ("load" if PREPARES.match(label) else "")
+        if aside:
+            if state.phase != aside:
+                work = "an evaluation" if evaluates else "data preparation"
+                self._phase(state, aside, self._quoted(event, f"a progress bar of {work}"), event.t)
+            if not step or step == state.aside:
+                return
+            state.aside = step
+            was, steps = aside, 0
+        else:
             if "pct" in fields and not step:
                 state.total = total or state.total
                 return  # a bar that has only been drawn
@@ -168,16 +181,6 @@ class Intake:
             self._leave_phase(state, event.t)
             state.step, state.epoch = step if step is not None else state.step, epoch
             state.total = total or state.total
-        elif state.phase != "eval":
-            self._phase(state, "eval", self._quoted(event, "a progress bar of an evaluation"), event.t)
-            was, steps = "eval", 0
-        else:
-            was, steps = "eval", 0
-        if aside:
-            if not step or step == state.aside:
-                return
-            state.aside = step
-        else:
             self.job.trained_t = max(self.job.trained_t, event.t)
         self._moved(state, event.t, was, steps, history=event.history)
 
@@ -202,8 +205,8 @@ class Intake:
         job.moved_seq, job.moves = job.seq, job.moves + 1
 
     def _phase(self, state: RankState, phase: str, evidence: Evidence, t: float) -> None:
-        if phase == state.phase:
-            return
+        if phase == state.phase or (phase == "train" and any("timeout" in s.states for s in self.job.ranks.values())):
+            return  # an end that is told after others gave up waiting came too late
         self._leave_phase(state, t)
         state.phase, state.phase_t, state.phase_evidence = phase, t, evidence
         self.job.spoke_t = max(self.job.spoke_t, t)  # restarts the silence clock, but is no step

@@ -131,10 +131,10 @@ def test_uninterruptible_sleep_is_told_from_a_stop(world: World, state: str, asl
     assert world.who("disk_sleep") == asleep
 
 
-def test_a_stall_before_the_first_step_is_none_of_a_job_that_had_trained(world: World) -> None:
+def test_a_job_has_trained_from_its_first_step_on(world: World) -> None:
     world.prints(1.0, 0)
-    assert world.who("stalled") == [0]
-    assert world.who("stalled", trained=True) == []
-    for n in range(1, 6):
-        world.says(float(n), 0, "step", step=str(n))
-    assert world.who("stalled", trained=True) == [0]
+    assert world.who("trained") == []
+    world.says(2.0, 0, "step", step="1", label="Map (num_proc=8)")
+    assert world.who("trained") == []
+    world.says(3.0, 0, "step", step="1")
+    assert world.who("trained") == [0]
