@@ -37,7 +37,7 @@ Groups = Annotated[
 class Role(Model):
     """A set of ranks."""
 
-    ranks: Literal["one", "minority", "majority", "any", "maybe", "all", "rest"]
+    ranks: Literal["one", "minority", "majority", "any", "maybe", "none", "all", "rest", "launcher"]
     any_of: Groups = ()
     all_of: tuple[SignalName, ...] = ()
     none_of: tuple[SignalName, ...] = ()

@@ -185,6 +185,20 @@ class MetricSpread(FactSignal):
     relative: Annotated[float, Field(gt=0)] | None = None
 
 
+class RankIs(FactSignal):
+    """The rank has this number (also one that was never heard from)."""
+
+    fact: Literal["rank_is"]
+    number: Annotated[StrictInt, Field(ge=0)]
+
+
+class Stated(FactSignal):
+    """What lines say of the rank, in the capture `name`, compared with what they say of others."""
+
+    fact: Literal["stated_odd", "stated_differs", "stated_same"]
+    name: LocalName
+
+
 class PlainFact(FactSignal):
     """A fact without parameters."""
 
@@ -200,6 +214,10 @@ class PlainFact(FactSignal):
         "fewer_steps",
         "trained",
         "ended",
+        "starting",
+        "missing_rank",
+        "unreported",
+        "named_peer",
     ]
 
 
@@ -215,6 +233,8 @@ Fact = Annotated[
     | Differs
     | OddStack
     | MetricSpread
+    | RankIs
+    | Stated
     | PlainFact,
     Field(discriminator="fact"),
 ]

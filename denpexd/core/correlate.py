@@ -49,9 +49,12 @@ from denpexd.core.settling import Moment, moved_on, ready
 from denpexd.core.state import JobState
 
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended")
-FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "metric_spread", "fewer_steps")
-WAIT_FACTS = ("no_report", "timed_out", "worked_on")
-STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs")
+FIELD_FACTS = (
+    *("pending", "mismatch", "differs", "behind", "not_in_collective", "metric_spread", "fewer_steps"),
+    *("stated_odd", "stated_differs", "stated_same", "missing_rank"),
+)
+WAIT_FACTS = ("no_report", "timed_out", "worked_on", "unreported", "named_peer", "missing_rank")
+STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
 END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps")
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 

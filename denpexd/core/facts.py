@@ -5,7 +5,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence, collectives, stands
+from denpexd.core import cadence, collectives, stands, startup, stated
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
@@ -244,6 +244,14 @@ FACTS: Mapping[str, Fact] = {
     "fewer_steps": fewer_steps,
     "metric_spread": metric_spread,
     "ended": ended,
+    "starting": startup.starting,
+    "missing_rank": startup.missing_rank,
+    "unreported": startup.unreported,
+    "named_peer": startup.named_peer,
+    "rank_is": startup.rank_is,
+    "stated_odd": stated.stated_odd,
+    "stated_differs": stated.stated_differs,
+    "stated_same": stated.stated_same,
 }
 
 

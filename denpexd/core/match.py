@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Raised
+from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.core.facts import holds
 from denpexd.core.rule import Correlation, Role, Rule, Signal
+from denpexd.core.startup import ABSENT
 from denpexd.core.state import Evidence, JobState, RankState
 
 TOGETHER = 2.0  # ranks that fail within this time failed together, whatever else was printed meanwhile
@@ -140,7 +141,8 @@ def _correlated(
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()
     for role in want.roles:
-        found = _members(role, signals, job, [r for r in universe if r not in taken], now, want.window, limits)
+        free = [UNKNOWN_RANK] if role.ranks == "launcher" else [r for r in universe if r not in taken]
+        found = _members(role, signals, job, free, now, want.window, limits)
         if found is None or not _fits(role.ranks, len(found), len(universe), universe, taken):
             return None
         assigned[role.name] = tuple(sorted(found))
@@ -178,13 +180,21 @@ def _members(
         if state is None or not state.heard:
             if role.ranks == "rest":
                 members[number] = []
-            continue
+                continue
+            if not _about_absence(role, signals):
+                continue
+            state = state or RankState(number)
         shown = _shows(role, signals, job, state, now, window, limits)
         if shown is not None:
             members[number] = shown
         elif role.ranks in ("rest", "all"):
             return None
     return members
+
+
+def _about_absence(role: Role, signals: Mapping[str, Signal]) -> bool:
+    """The role is about ranks that are not there, so one that was never heard from may have it."""
+    return any(signals[name].fact in ABSENT for name in (*role.all_of, *(n for group in role.any_of for n in group)))
 
 
 def _shows(
@@ -227,15 +237,15 @@ def _together(held: Callable[[str], list[Evidence]], group: Sequence[str]) -> li
 
 
 def _fits(size: str, count: int, world: int, universe: Sequence[int], taken: set[int]) -> bool:
-    if size == "one":
-        return count == 1
+    if size in ("one", "none"):
+        return count == (size == "one")
     if size == "minority":
         return 1 <= count <= world / 2
     if size == "majority":
         return count > world / 2
     if size == "rest":
         return count == len([r for r in universe if r not in taken])
-    return count >= 1 or size == "maybe"  # any, all: at least one
+    return count >= 1 or size in ("maybe", "launcher")  # any, all: at least one
 
 
 def _in_order(want: Correlation, proof: Mapping[str, Sequence[Evidence]]) -> bool:

@@ -49,7 +49,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A set of ranks. `ranks`: one | minority | majority | any | maybe | all | rest. Signals by id.
+    """A set of ranks. `ranks`: one | minority | majority | any | maybe | none | all | rest | launcher. Signals by id.
 
     Each item of `any_of` is a group of signals that must hold together (most groups have one member).
     """

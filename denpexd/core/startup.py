@@ -1,0 +1,122 @@
+"""Facts about ranks that are not there: who never joined, who says nothing while the others report a loss.
+
+Same shape as those of facts.py. The facts in ABSENT also hold for ranks that were never heard from.
+"""
+
+from dataclasses import replace
+
+from denpexd.core import cadence, stands
+from denpexd.core.events import UNKNOWN_RANK
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, JobState, RankState, Seen, observed
+
+ABSENT = frozenset({"missing_rank", "unreported", "rank_is"})
+STARTUP = "startup."  # shared signals of this file speak about a start that is not complete
+
+
+def starting(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """No rank has trained yet in this attempt."""
+    if not _starting(job):
+        return []
+    return [observed(rank, now, "no training step of any rank yet in this attempt", signal.means)]
+
+
+def rank_is(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    number = int(signal.params.get("number", 0))
+    return [observed(rank, now, f"it is rank {number}", signal.means)] if rank.rank == number else []
+
+
+def unreported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Other ranks reported a loss or a timeout; this one said nothing of the kind and did not end well."""
+    ended = rank.phase == "end" or any(e.event.code == 0 for e in rank.exits)
+    others = [s.reported for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.reported]
+    if not others or ended or rank.rank < 0 or rank.reported or rank.moved_t > min(e.t for e in others):
+        return []
+    text = "reported nothing" if rank.heard else "was never heard from"
+    return [observed(rank, now, f"{text} when {len(others)} others did", signal.means)]
+
+
+def named_peer(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Other ranks name its host as the peer that they lost."""
+    mine = {name.partition(".")[0] if not name[:1].isdigit() else name for name in _hosts(rank)}
+    for number, state in job.ranks.items():
+        if number in (rank.rank, UNKNOWN_RANK):
+            continue
+        for seen in state.seen.values():
+            peer = seen.fields.get("peer", "").partition("<")[0].strip("[]")
+            if peer and (peer if peer[:1].isdigit() else peer.partition(".")[0]) in mine:
+                return [replace(seen.first, means=signal.means)]
+    return []
+
+
+def _hosts(rank: RankState) -> set[str]:
+    said = {value for s in rank.seen.values() for key in ("host", "address") if (value := s.fields.get(key))}
+    return said | ({rank.node} if rank.node else set())
+
+
+def missing_rank(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Did not join while the others wait for it at the start."""
+    missing = job.once(("missing_rank", now), lambda: _missing(job, now, limits))
+    if rank.rank not in missing:
+        return []
+    text = "is elsewhere" if rank.heard else "was never heard from"
+    said = [s.first for r in job.ranks.values() for s in _start_lines(r)]
+    first = [min(said, key=lambda e: (e.t, e.seq))] if said else []
+    return [observed(rank, now, f"{text} while the others wait at the start", signal.means), *first]
+
+
+def _missing(job: JobState, now: float, limits: cadence.Limits) -> frozenset[int]:
+    ranks = job.universe
+    states = {r: job.ranks[r] for r in ranks if r in job.ranks and job.ranks[r].heard}
+    waiting = {r for r, s in states.items() if s.reported or _stands_at_start(job, s)}
+    said = any(_says_start(job, s) for s in job.ranks.values())
+    overdue = not job.over and job.silence(now) >= limits.budgets["start"]
+    if not _starting(job) or not (said or (waiting and overdue)):
+        return frozenset()
+    rest = frozenset(ranks) - waiting
+    unheard = frozenset(r for r in ranks if r not in states)
+    need = _shortfall(job, len(ranks))
+    if need is not None:
+        counted = [some for some in (rest, unheard) if some and _is(some, *need)]
+        return counted[0] if counted else frozenset()
+    unroutable = any("torch.unroutable" in s.seen for s in job.ranks.values())
+    if unroutable or not waiting or not (0 < 2 * len(rest) < len(ranks) or rest == unheard == {0}):
+        return frozenset()
+    return rest
+
+
+def _shortfall(job: JobState, world: int) -> tuple[int, int] | None:
+    """How many did not join, and how many ranks each of them is, in the newest count of a store or a launcher."""
+    counts = [s for r in job.ranks.values() for s in r.seen.values() if {"joined", "world"} <= s.fields.keys()]
+    if not counts:
+        return None
+    newest = max(counts, key=lambda s: s.last.seq).fields
+    joined, total = int(newest["joined"]), int(newest["world"])
+    each = world // total if total and world % total == 0 else 0
+    return (total - joined, each) if each and joined < total else None
+
+
+def _is(some: frozenset[int], count: int, each: int) -> bool:
+    """Whether these ranks are `count` whole nodes of `each` ranks."""
+    nodes = {r // each for r in some}
+    return len(some) == count * each and len(nodes) == count
+
+
+def _starting(job: JobState) -> bool:
+    return job.usual is None and all(s.loss is None for s in job.ranks.values())
+
+
+def _start_lines(rank: RankState) -> list[Seen]:
+    return [s for name, s in rank.seen.items() if name.startswith(STARTUP) and s.first.weight == "fatal"]
+
+
+def _says_start(job: JobState, rank: RankState) -> bool:
+    """It gave up waiting at the start: a line of startup.yaml, or an exception about others raised in there."""
+    died = any(r.collateral and r.event.uncaught for r in rank.raised) and "traceback" in rank.snapshots
+    return bool(_start_lines(rank)) or (died and _stands_at_start(job, rank))
+
+
+def _stands_at_start(job: JobState, rank: RankState) -> bool:
+    """Its newest looks show it in the initialisation of the process group or at the rendezvous."""
+    hits = (s.hits for s in rank.snapshots.values() if stands.counts(job, rank, s))
+    return any(name.startswith(STARTUP) for found in hits for name in found)

@@ -1,0 +1,72 @@
+"""Facts about what ranks say of themselves and of each other: versions, counts, devices, settings.
+
+A log signal states a value by a capture `<name>` (of the rank that prints it), or by `<name>_a` and `<name>_b` of the
+ranks in the captures `rank_a` and `rank_b`. Same shape as the facts of facts.py.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from denpexd.core import cadence
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, Evidence, JobState, RankState
+
+Said = tuple[str, Evidence]
+
+
+def stated_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """What is said of it differs from what is said of a strict majority, which agrees."""
+    said = _said(job, signal)
+    if rank.rank not in said or len(said) < 3:
+        return []
+    common, count = Counter(value for value, _ in said.values()).most_common(1)[0]
+    value, evidence = said[rank.rank]
+    return [_about(evidence, rank, signal)] if count * 2 > len(said) and value != common else []
+
+
+def stated_differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Something is said of it, and something else of another rank; names no side."""
+    said = _said(job, signal)
+    if rank.rank not in said or len({value for value, _ in said.values()}) < 2:
+        return []
+    return [_about(said[rank.rank][1], rank, signal)]
+
+
+def stated_same(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The same is said of it and of another rank of its node (or of any, where no node is known)."""
+    said = _said(job, signal)
+    if rank.rank not in said:
+        return []
+    value, evidence = said[rank.rank]
+    for number, (theirs, _) in said.items():
+        other = job.ranks.get(number)
+        if number != rank.rank and theirs == value and (other is None or other.node == rank.node):
+            return [_about(evidence, rank, signal)]
+    return []
+
+
+def _about(evidence: Evidence, rank: RankState, signal: Signal) -> Evidence:
+    return replace(evidence, rank=rank.rank, means=signal.means)
+
+
+def _said(job: JobState, signal: Signal) -> Mapping[int, Said]:
+    name = str(signal.params.get("name", ""))
+    return job.once(("said", name), lambda: _collect(job, name))
+
+
+def _collect(job: JobState, name: str) -> dict[int, Said]:
+    """Rank -> the newest value; what a rank says itself goes before what others say of it."""
+    own: dict[int, Said] = {}
+    others: dict[int, Said] = {}
+    for number, state in job.ranks.items():
+        for seen in state.seen.values():
+            fields = seen.fields
+            if number >= 0 and fields.get(name):
+                own[number] = (fields[name], seen.last)
+            for side in ("a", "b"):
+                of, value = fields.get(f"rank_{side}", ""), fields.get(f"{name}_{side}")
+                if value and of.isdecimal():
+                    table = own if int(of) == number else others
+                    table.setdefault(int(of), (value, seen.last))
+    return {**others, **own}
