@@ -28,7 +28,7 @@ PREPARES = re.compile(  # labels of bars that no training loop draws
     r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
     r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
 )
-EVAL_WORDS = ("eval", "valid", "test", "predict", "infer")
+EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
 
 
 class Intake:
@@ -159,7 +159,7 @@ class Intake:
         total = _number(fields.get("total"))
         # A second, nameless bar of another length while the rank evaluates is the evaluation's.
         other_bar = not label and None not in (total, state.total) and total != state.total
-        evaluates = any(word in label for word in EVAL_WORDS) or (state.phase == "eval" and other_bar)
+        evaluates = bool(EVALUATES.search(label)) or (state.phase == "eval" and other_bar)
         aside = "eval" if evaluates else ("load" if PREPARES.match(label) else "")
         if aside:
             if state.phase != aside:
