@@ -1,5 +1,6 @@
 # make demo     see a recorded hang explained by the real daemon, in under a minute
 # make test     the tests
+# make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
@@ -13,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 INCIDENT ?=
 TIMES ?= 40
 
-.PHONY: setup demo test explore lint check clean
+.PHONY: setup demo test score explore lint check clean
 
 setup: $(VENV)/.tools
 
@@ -25,6 +26,9 @@ test: $(VENV)/.tools
 
 explore: $(VENV)/.tools
 	DENPEXD_EXPLORE=$(TIMES) $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
+
+score: $(VENV)/.tools
+	$(BIN)/python tests/scoreboard
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

@@ -30,7 +30,10 @@ class Printed:
 
 @dataclass(slots=True)
 class Recording:
-    """Everything a replay needs. `looks` answer requests from their time on, until the rank has exited."""
+    """Everything a replay needs. `looks` answer requests from their time on, until the rank has exited.
+
+    `start`: when watching begins.
+    """
 
     name: str
     world_size: int | None
@@ -39,6 +42,7 @@ class Recording:
     looks: list[Frames] = field(default_factory=list)
     states: list[Fact] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
+    start: float = 0.0
 
     def answer(self, rank: int, t: float) -> list[Frames]:
         """The stack that a look at `rank` at time `t` would have shown, if it was recorded."""

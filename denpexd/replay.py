@@ -50,12 +50,13 @@ class Replayer:
 
     def run(self, recording: Recording) -> Replayed:
         """Play the recording to its end; ticks go on in silence until `observe_until`."""
-        core = Correlator(self.catalog, recording.name, world_size=recording.world_size, limits=self._limits)
+        start, world = recording.start, recording.world_size
+        core = Correlator(self.catalog, recording.name, start_t=start, world_size=world, limits=self._limits)
         done = Replayed()
         streams: dict[tuple[int, str], Stream] = {}
         offsets: dict[tuple[int, str], int] = {}
-        if recording.world_size:
-            self._feed(core, recording, [Joined(0.0, -1, world_size=recording.world_size)], done)
+        if world:
+            self._feed(core, recording, [Joined(start, -1, world_size=world)], done)
         for t, group in _steps(recording):
             batch: list[Event] = []
             for line in group:
@@ -99,8 +100,8 @@ def _steps(recording: Recording) -> Iterator[tuple[float, list[Printed | Event]]
     """Everything that happens, grouped by time; the tick of a second comes after what was printed in it."""
     happens: list[tuple[float, int, Printed | Event]] = [(p.t, 0, p) for p in recording.lines]
     happens += [(e.t, 1, e) for e in recording.exits]
-    end = int(recording.observe_until)
-    happens += [(float(s), 2, Tick(float(s))) for s in range(1, end + 1)]
+    seconds = range(int(recording.start) + 1, int(recording.observe_until) + 1)
+    happens += [(float(s), 2, Tick(float(s))) for s in seconds]
     happens.append((recording.observe_until, 2, Tick(recording.observe_until)))
     happens.sort(key=lambda h: (h[0], h[1]))
     for t, group in itertools.groupby(happens, key=lambda h: h[0]):
