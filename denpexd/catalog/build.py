@@ -1,6 +1,7 @@
 """From written rules to the core's frozen objects: patterns compiled, names of signals resolved."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from denpexd.catalog import schema
 from denpexd.catalog.document import Document, Trail
@@ -31,6 +32,7 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *,
             count=written.count,
             phase=written.phase,
             fact=written.fact,
+            lasting=lasting,
             params={key: value for key, value in given.items() if key not in patterns},
             param_matchers={
                 key: full_match(pattern) if key == "type" else compile_pattern(pattern)
@@ -52,6 +54,7 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *,
         about=written.about if isinstance(written, LogSignal) else None,
         phase=written.phase,
         lasting=lasting,
+        params={"of": written.of} if isinstance(written, LogSignal) and written.of else {},
     )
 
 
@@ -95,7 +98,8 @@ class RuleBuilder:
             if written.use not in self._shared:
                 hint = nearest(written.use, self._shared)
                 self._wrong((*trail, "use"), f"there is no shared signal '{written.use}'", hint)
-            return self._shared.get(written.use)
+            shared = self._shared.get(written.use)
+            return replace(shared, lasting=True) if shared and not self._file.stops else shared
         for key in SHARED_KEYS:
             if key in written.model_fields_set:
                 self._wrong((*trail, key), f"'{key}' is for shared signals", "move the signal to rules/signals/")

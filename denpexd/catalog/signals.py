@@ -11,8 +11,19 @@ from denpexd.catalog.patterns import group_names
 
 PhaseName = Literal["train", "eval", "checkpoint", "compile", "load", "init", "epoch_end", "end"]
 SharedRole = Literal[
-    "progress", "phase", "collateral", "teardown", "ambiguous", "advice", "handled", "config", "metric"
+    "progress",
+    "phase",
+    "collateral",
+    "teardown",
+    "ambiguous",
+    "advice",
+    "handled",
+    "config",
+    "metric",
+    "kernel",
+    "device",
 ]
+Blame = Literal["device", "process", "node"]
 SHARED_KEYS = ("role", "phase", "samples", "look_alikes")
 """Keys that only rules/signals/*.yaml may use."""
 
@@ -29,11 +40,15 @@ class AnySignal(Model):
 
 
 class LogSignal(AnySignal):
-    """A pattern found within one line. `about` names the capture that lists the ranks the line speaks about."""
+    """A pattern found within one line.
+
+    `about` names the capture that lists the ranks the line speaks about; `of` says whom a line of the kernel blames.
+    """
 
     log: Re2
     except_: Re2 | None = Field(None, alias="except")
     about: str | None = None
+    of: Blame | None = None
     broad: Annotated[Text, Field(description="why the pattern has no required literal")] | None = None
 
     @model_validator(mode="after")
@@ -199,6 +214,26 @@ class Stated(FactSignal):
     name: LocalName
 
 
+Codes = Annotated[
+    str,
+    BeforeValidator(_text_of_number),
+    Field(pattern=r"^\d{1,3}(, ?\d{1,3})*$"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^\d{1,3}(, ?\d{1,3})*$"}]}),
+]
+
+
+class Xid(FactSignal):
+    """NVIDIA's driver reported one of these error codes, and none of `unless`.
+
+    `of`: whose it is, the device's (default) or a process's.
+    """
+
+    fact: Literal["xid"]
+    code: Codes
+    unless: Codes | None = None
+    of: Blame | None = None
+
+
 class PlainFact(FactSignal):
     """A fact without parameters."""
 
@@ -235,6 +270,7 @@ Fact = Annotated[
     | MetricSpread
     | RankIs
     | Stated
+    | Xid
     | PlainFact,
     Field(discriminator="fact"),
 ]

@@ -159,7 +159,7 @@ class Correlator:
         if not isinstance(event, Hit):
             return True
         signal = self.catalog.signals.get(event.signal)
-        return signal is None or signal.role not in ("progress", "phase", "config", "handled", "advice")
+        return signal is None or signal.role not in ("progress", "phase", "config", "handled", "advice", "device")
 
     def _take(self, event: Event, out: list[Output]) -> None:
         match event:
@@ -182,6 +182,7 @@ class Correlator:
                 self._touch(self._index.facts(event.name, "disk_sleep"), news=False)
             case Joined():
                 self._intake.joined(event)
+                self._placed_anew()
             case Attempt():
                 self._intake.attempt(event)
                 self._live.clear()
@@ -204,6 +205,10 @@ class Correlator:
             if self.job.moves > moves:
                 self._touch(self._live, news=False)
             return
+        if signal.role == "device":
+            self._placed_anew()
+        elif signal.role == "kernel":
+            self._touch(self._index.kernel, news=True)
         self._touch(self._index.signal(hit.signal), news=signal.role not in ("phase", "config"))
         if signal.role == "phase":
             self._touch(self._index.facts(*PHASE_FACTS), news=False)
@@ -211,6 +216,11 @@ class Correlator:
             self._touch({*self._index.facts(*WAIT_FACTS), *self._live}, news=True)
         if hit.fields:
             self._touch(self._index.facts(*FIELD_FACTS), news=False)
+
+    def _placed_anew(self) -> None:
+        """More is known about who uses which device: lines of the kernel may be about other ranks than we thought."""
+        if self.job.devices.lines:
+            self._touch(self._index.kernel, news=False)
 
     def _touch(self, rules: Iterable[str], *, news: bool) -> None:
         before = len(self._dirty)
@@ -281,10 +291,12 @@ class Correlator:
         self._speak_stop(out, winner, others, at_tick=at_tick)
         if at_tick:
             stop = self.incidents.get("stop")
+            explained = self._below[winner.rule.id] if winner is not None else frozenset()
             for rule_id, rule in self.catalog.rules.items():
                 if stop is not None and stop.candidate.rule is rule:
                     continue
-                if not rule.stops and (rule_id in self._live or rule_id in self.incidents):
+                live = rule_id in self._live and rule_id not in explained
+                if not rule.stops and (live or rule_id in self.incidents):
                     self._speak_degradation(out, rule_id, self._live.get(rule_id))
 
     def _speak_stop(
@@ -369,6 +381,7 @@ class Correlator:
         if slot == "stop":
             for state in self.job.ranks.values():
                 state.forget(self.job.seq)
+            self.job.devices.forget(self.job.seq)
             self._live = {k: c for k, c in self._live.items() if not c.rule.stops}
             self._matched_since = {k: t for k, t in self._matched_since.items() if k in self._live}
 

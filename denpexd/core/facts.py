@@ -5,7 +5,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence, collectives, stands, startup, stated
+from denpexd.core import cadence, collectives, kernel, stands, startup, stated
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
@@ -243,6 +243,7 @@ FACTS: Mapping[str, Fact] = {
     "worked_on": collectives.worked_on,
     "fewer_steps": fewer_steps,
     "metric_spread": metric_spread,
+    "xid": kernel.xid,
     "ended": ended,
     "starting": startup.starting,
     "missing_rank": startup.missing_rank,
@@ -257,11 +258,17 @@ FACTS: Mapping[str, Fact] = {
 
 def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     """The evidence that `signal` holds for `rank` now; empty when it does not."""
-    key = (signal.id, rank.rank, window)
+    key = (signal.id, signal.lasting, rank.rank, window)
     return job.once(key, lambda: _holds(job, rank, signal, now, window, limits))
 
 
 def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
+    if signal.role == "kernel" or signal.fact == "xid":
+        told = kernel.xid if signal.fact else kernel.line
+        found = told(job, rank, signal, now, limits)
+        if signal.lasting:
+            return [e for e in found if e.t > now - kernel.LASTS and not e.history]
+        return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
     if signal.kind == "fact":
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []

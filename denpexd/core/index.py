@@ -10,6 +10,7 @@ class Index:
 
     def __init__(self, catalog: Catalog) -> None:
         self.timed: set[str] = set()  # rules about silence: judged at every tick
+        self.kernel: set[str] = set()  # rules about lines of the kernel
         self._by_signal: dict[str, set[str]] = {}
         self._by_fact: dict[str, set[str]] = {}
         for rule in catalog.rules.values():
@@ -18,6 +19,8 @@ class Index:
                 self._by_signal.setdefault(signal_id, set()).add(rule.id)
                 if signal.kind != "log":
                     self._by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
+                if signal.role == "kernel" or signal.fact == "xid":
+                    self.kernel.add(rule.id)
                 if signal.fact in TIMED:
                     self.timed.add(rule.id)
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from denpexd.core import devices
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
 from denpexd.core.rule import Catalog, Signal
@@ -63,9 +64,15 @@ class Intake:
         signal = self.signals.get(event.signal)
         if signal is None:
             return
+        if signal.role == "kernel":
+            self.job.devices.note(event, self._quoted(event, signal.means, "kernel"))
+            return  # the rank in whose log it stands did not say it
         state = self.job.rank(event.rank)
         state.printed = True
         state.last_t = max(state.last_t, event.t)
+        if signal.role == "device":
+            devices.belongs(self.job, event)
+            return
         if "actor" in event.fields and event.fields.get("pid", "").isdigit() and state.pid is None:
             state.pid = int(event.fields["pid"])  # Ray's prefix names the process that wrote the line
         if signal.role == "progress":
@@ -80,10 +87,10 @@ class Intake:
         for rank in self._about(signal, event):
             self._note(self.job.rank(rank), signal.id, replace(evidence, rank=rank), event.fields)
 
-    def _quoted(self, event: Hit, means: str) -> Evidence:
+    def _quoted(self, event: Hit, means: str, kind: str = "log") -> Evidence:
         return Evidence(
             event.rank,
-            "log",
+            kind,
             event.source,
             event.offset,
             event.t,
@@ -271,6 +278,7 @@ class Intake:
         state = self.job.rank(rank)
         if name == "launcher_killing":
             state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
+            state.killing_t = min(state.killing_t, event.t)
             return
         if name == "oom_killed" and rank == UNKNOWN_RANK:
             return  # somebody else's process
@@ -310,6 +318,7 @@ class Intake:
     def attempt(self, event: Attempt) -> None:
         job = self.job
         job.attempt = event.number
+        job.devices.forget(job.seq)
         for state in job.ranks.values():
             state.restart(job.seq)
         job.started_t = event.t

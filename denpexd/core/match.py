@@ -50,11 +50,12 @@ def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: flo
 
 def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate | None:
     shown: dict[int, list[Evidence]] = {}
-    for number, state in job.ranks.items():
+    states = _with_named(job)
+    for number, state in states.items():
         found = [e for s in rule.signals.values() for e in holds(job, state, s, now, 1e12, limits)]
         if found:
             shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
-    first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(job.ranks[r], es[0])}
+    first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(states[r], es[0])}
     spoken = {r: e for r, e in first.items() if e.kind != "launcher"}
     if spoken:
         first = spoken
@@ -70,6 +71,12 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
         sorted(r for r, e in first.items() if e.t <= start + TOGETHER or e.t <= min(start + SAME_FAULT, reported))
     )
     return _made(rule, job, initiating, [e for r in initiating for e in shown[r]])
+
+
+def _with_named(job: JobState) -> dict[int, RankState]:
+    """All ranks; those that never said anything too, if the kernel may have said something about them."""
+    missing = set((*job.universe, UNKNOWN_RANK) if job.devices.lines else ()) - set(job.ranks)
+    return {**job.ranks, **{number: RankState(number) for number in missing}}
 
 
 def _victim(state: RankState, first: Evidence) -> bool:
@@ -118,7 +125,7 @@ def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list
 
 def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequence[Evidence]) -> str:
     """A fatal text plus that process gone, or a second witness; an exit code or a disappearance alone proves less."""
-    spoken = [e for e in evidence if e.kind in ("log", "dump") and e.weight == "fatal"]
+    spoken = [e for e in evidence if e.kind in ("log", "dump", "kernel") and e.weight == "fatal"]
     gone = any(job.ranks[r].gone for r in initiating if r in job.ranks)
     victims = any(
         s.reported and s.reported.t >= evidence[0].t - TOGETHER for r, s in job.ranks.items() if r not in initiating

@@ -5,12 +5,16 @@ Events only update this state; judging happens elsewhere. Everything kept is an 
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar, cast
 
 from denpexd.core.cadence import Rhythm
+from denpexd.core.devices import Devices
 from denpexd.core.events import Exit, Frame, Frames, Raised
+from denpexd.core.evidence import Evidence
+
+__all__ = ["Answer", "Evidence", "JobState", "RankState", "observed"]
 
 T = TypeVar("T")
 
@@ -18,31 +22,6 @@ MAX_RAISED = 8
 MAX_METRICS = 256
 MAX_SIGNALS = 512
 MAX_GROUPS = 256  # process groups a rank may name
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """One quotable observation about `rank`; (`teller`, `kind`) is the witness."""
-
-    rank: int
-    kind: str  # log, stack, process, launcher, dump, core
-    source: str
-    offset: int
-    t: float
-    text: str
-    means: str
-    teller: int = -1
-    seq: int = 0
-    weight: str = "fatal"  # fatal, or suspect: true only if training stopped
-    history: bool = False
-
-    def saying(self, means: str) -> "Evidence":
-        """The same observation in the words of another signal."""
-        return replace(self, means=means)
-
-    @property
-    def witness(self) -> tuple[int, str]:
-        return (self.teller if self.teller >= 0 else self.rank, self.kind)
 
 
 @dataclass(slots=True)
@@ -114,6 +93,8 @@ class RankState:
     rank: int
     node: str | None = None
     pid: int | None = None
+    pci: str | None = None  # address of its GPU
+    gpu: int | None = None  # index of its GPU on the node
     printed: bool = False
     looked_at: bool = False
     last_t: float = float("-inf")
@@ -140,6 +121,7 @@ class RankState:
     loss: str | None = None
     reported: Evidence | None = None  # first collateral line
     killing: set[str] = field(default_factory=set)  # signals its launcher announced
+    killing_t: float = float("inf")  # when it did so first
 
     @property
     def heard(self) -> bool:
@@ -193,6 +175,7 @@ class RankState:
         self.collectives.clear()
         self.states.clear()
         self.killing.clear()
+        self.killing_t = float("inf")
         if self.reported and self.reported.seq <= before_seq:
             self.reported = None
 
@@ -212,6 +195,7 @@ class JobState:
     trained_t: float = float("-inf")  # a training step of any rank
     spoke_t: float = float("-inf")  # a phase line, or any line of a job whose progress lines are not known
     blind_until: float = float("-inf")
+    devices: Devices = field(default_factory=Devices)
     recent: bool = True
     seq: int = 0
     # Answers already given while the state stands still, as in one round of judging; None: keep none.

@@ -1,0 +1,28 @@
+"""What everything that is known is kept as: enough to quote it."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One quotable observation about `rank`; (`teller`, `kind`) is the witness."""
+
+    rank: int
+    kind: str  # log, stack, process, launcher, dump, core
+    source: str
+    offset: int
+    t: float
+    text: str
+    means: str
+    teller: int = -1
+    seq: int = 0
+    weight: str = "fatal"  # fatal, or suspect: true only if training stopped
+    history: bool = False
+
+    def saying(self, means: str) -> "Evidence":
+        """The same observation in the words of another signal."""
+        return replace(self, means=means)
+
+    @property
+    def witness(self) -> tuple[int, str]:
+        return (self.teller if self.teller >= 0 else self.rank, self.kind)

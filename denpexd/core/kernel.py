@@ -1,0 +1,60 @@
+"""Facts that lines of the kernel and of drivers establish about a rank. Whom a line is about: see devices."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from denpexd.core import cadence
+from denpexd.core.devices import Noticed, place
+from denpexd.core.events import UNKNOWN_RANK
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, JobState, RankState
+
+LASTS = 3600.0  # seconds for which a degradation that the kernel reported is told
+_DEVICE_WORDS = re.compile(r"(?i)cuda|nccl|cublas|cudnn|nvml|\bhip|rccl|xla|gpu")
+
+
+def xid(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """NVIDIA's driver reported one of these codes about the rank's process or its GPU."""
+    unless = _with_code(job, str(signal.params.get("unless", "")))
+    if unless and _about(job, rank, signal, unless):
+        return []
+    return _about(job, rank, signal, _with_code(job, str(signal.params.get("code", ""))))
+
+
+def _with_code(job: JobState, codes: str) -> list[Noticed]:
+    wanted = codes.replace(" ", "").split(",")
+    return [n for n in job.devices.lines.values() if n.fields.get("xid") in wanted]
+
+
+def line(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The kernel or a driver printed such a line about the rank, its GPU or its node."""
+    return _about(job, rank, signal, [n for n in job.devices.lines.values() if n.signal == signal.id])
+
+
+def _about(job: JobState, rank: RankState, signal: Signal, lines: Iterable[Noticed]) -> Answer:
+    """Those about this rank. The end of a process makes the driver complain, too: what blames a process counts only
+    if that was not ending already."""
+    of = str(signal.params.get("of", "device"))
+    found: Answer = []
+    for one in lines:
+        if one.count < signal.count or rank.rank not in place(job, one, of):
+            continue
+        if of == "process" and _was_going_down(job, rank, one.first.t):
+            continue
+        ends = [one.first] if one.first is one.last else [one.first, one.last]
+        found += [replace(e, rank=rank.rank, means=signal.means) for e in ends]
+    return found
+
+
+def _was_going_down(job: JobState, rank: RankState, t: float) -> bool:
+    """Before `t` the rank had failed for a reason of its own, reported another one's failure, or was told to end."""
+    if rank.reported is not None and rank.reported.t < t:
+        return True
+    if any(e.event.t < t for e in rank.exits) or rank.phase == "end":
+        return True
+    told = [s for s in (rank, job.ranks.get(UNKNOWN_RANK)) if s is not None]
+    if any(s.killing_t < t for s in told):
+        return True
+    before = (r.event for r in rank.raised if r.event.t < t)
+    return any(not any(_DEVICE_WORDS.search(f"{kind} {said}") for kind, said in event.chain) for event in before)
