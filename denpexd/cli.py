@@ -8,18 +8,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import click
 
 from denpexd import __version__
+from denpexd.cli_rules import rules
 from denpexd.errors import DenpexdError
+from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, whole, width
 
-if TYPE_CHECKING:
-    from denpexd.core.rule import Catalog
-
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-EXISTING = click.Path(path_type=Path)
 CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
 
 
@@ -31,12 +28,6 @@ class Group(click.Group):
             return super().invoke(ctx)
         except DenpexdError as error:
             fail(str(error))
-
-
-def fail(message: str) -> NoReturn:
-    """Say what is wrong and leave with 2."""
-    click.echo(f"denpexd: {message}", err=True)
-    sys.exit(2)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -76,7 +67,7 @@ def run(
     """
     from denpexd.execute import watch
 
-    sys.exit(watch(list(paths), config, _flags(job=job, port=port, state_dir=state_dir), color=_color(no_color)))
+    sys.exit(watch(list(paths), config, _flags(job=job, port=port, state_dir=state_dir), color=color(no_color)))
 
 
 @main.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -106,8 +97,8 @@ def exec_(
 
 @main.command()
 @click.argument("paths", nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice(["text", "json", "markdown"]), default="text", show_default=True)
-@click.option("--rules", "packs", multiple=True, type=EXISTING, help="Further folders of rules.")
+@form("text", "json", "markdown")
+@PACKS
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_color: bool) -> None:
     """Explain finished logs: files, folders, or - for pasted text on standard input.
@@ -118,7 +109,7 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     from denpexd.notify.redact import redact, redact_verdict
     from denpexd.notify.render import markdown, report
 
-    diagnosis = Diagnosis(_catalog(packs))
+    diagnosis = Diagnosis(catalogue(packs))
     verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]
     nothing = f"No failure found. {redact(diagnosis.coverage.text())[0]}"
     if form == "json":
@@ -126,15 +117,15 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     elif form == "markdown":
         click.echo("\n\n".join(markdown(v) for v in verdicts) or nothing)
     else:
-        pages = [report(v, color=_color(no_color), width=_width(), whole=_whole()) for v in verdicts]
+        pages = [report(v, color=color(no_color), width=width(), whole=whole()) for v in verdicts]
         click.echo("\n\n".join(pages) or nothing)
     sys.exit(1 if verdicts else 0)
 
 
 @main.command()
 @click.argument("cases", nargs=-1, required=True, type=EXISTING)
-@click.option("--format", "form", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
-@click.option("--rules", "packs", multiple=True, type=EXISTING, help="Further folders of rules.")
+@form("text", "jsonl")
+@PACKS
 def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
     """Play recorded CASES (folders with timeline.jsonl and case.yaml) in simulated time."""
     from denpexd.errors import CaseError
@@ -144,7 +135,7 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
     from denpexd.replay import Replayer
     from denpexd.scan.engine import choose_engine
 
-    replayer = Replayer(_catalog(packs), choose_engine())
+    replayer = Replayer(catalogue(packs), choose_engine())
     failed = False
     for case in cases:
         try:
@@ -158,20 +149,20 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
         else:
             click.echo(f"== {case.name}: {len(verdicts)} incident(s)")
             for verdict in verdicts:
-                click.echo(report(verdict, color=_color(False), width=_width(), whole=_whole()) + "\n")
+                click.echo(report(verdict, color=color(False), width=width(), whole=whole()) + "\n")
     sys.exit(2 if failed else 0)
 
 
 @main.command()
 @click.argument("failure")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@form("text", "json")
 def explain(failure: str, form: str) -> None:
     """Print the encyclopedia entry of FAILURE (an id or an alias)."""
     import difflib
 
     from denpexd.entry import entry_json, entry_text
 
-    catalog = _catalog(())
+    catalog = catalogue(())
     rule = catalog.rules.get(catalog.aliases.get(failure, failure))
     if rule is None:
         near = difflib.get_close_matches(failure, [*catalog.rules, *catalog.aliases], 3, 0.4)
@@ -180,67 +171,10 @@ def explain(failure: str, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False))
     else:
-        click.echo(entry_text(rule, _width()))
+        click.echo(entry_text(rule, width()))
 
 
-@main.group()
-def rules() -> None:
-    """List and check rules."""
-
-
-@rules.command(name="list")
-@click.option("--category", help="Only this category.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def list_(category: str | None, form: str) -> None:
-    """All failures that are known."""
-    chosen = [r for r in _catalog(()).rules.values() if category in (None, r.entry.category)]
-    if form == "json":
-        names = ("title", "category", "severity", "status")
-        click.echo(json.dumps([{"id": r.id} | {n: getattr(r.entry, n) for n in names} for r in chosen], indent=2))
-        return
-    for rule in sorted(chosen, key=lambda r: (r.entry.category, r.id)):
-        click.echo(f"{rule.entry.category:<12} {rule.entry.severity:<9} {rule.id:<44} {rule.entry.title}")
-
-
-@rules.command()
-@click.argument("folders", nargs=-1, type=EXISTING)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def check(folders: tuple[Path, ...], form: str) -> None:
-    """Schema, lint and examples of the shipped rules, and of those in FOLDERS beside them."""
-    from denpexd.catalog import report
-    from denpexd.catalog.load import read_folders, shipped_rules
-    from denpexd.replay import Replayer
-    from denpexd.scan.engine import choose_engine
-
-    where = [shipped_rules(), *folders]
-    result = report.check(where, Replayer(read_folders(where).catalog, choose_engine()))
-    click.echo(json.dumps(report.as_json(result), indent=2) if form == "json" else report.table(result))
-    sys.exit(0 if result.ok else 1)
-
-
-@rules.command()
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--rules", "packs", multiple=True, type=EXISTING, help="Further folders of rules.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def test(files: tuple[Path, ...], packs: tuple[Path, ...], form: str) -> None:
-    """Schema, lint and examples of single rule FILES, played among all shipped rules."""
-    from denpexd.catalog import report
-    from denpexd.catalog.load import read_folders, rule_folder, shipped_rules
-    from denpexd.replay import Replayer
-    from denpexd.scan.engine import choose_engine
-
-    where = list(dict.fromkeys([shipped_rules(), *packs, *(rule_folder(file) for file in files)]))
-    result = report.check(where, Replayer(read_folders(where).catalog, choose_engine()), only=files)
-    click.echo(json.dumps(report.as_json(result), indent=2) if form == "json" else report.table(result))
-    sys.exit(0 if result.ok else 1)
-
-
-@rules.command()
-def schema() -> None:
-    """The JSON Schema of a rule file, for editors."""
-    from denpexd.catalog.schema import json_schema
-
-    click.echo(json.dumps(json_schema(), indent=2))
+main.add_command(rules)
 
 
 @main.group()
@@ -290,13 +224,14 @@ def notify_test(sink: str | None, config: Path | None) -> None:
 @click.option("--keep", is_flag=True, help="Leave metrics and console running until Ctrl-C.")
 def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
     """Play a recorded incident live into per-rank files and let the daemon explain it."""
-    from denpexd.demo import catalogue, play
+    from denpexd.demo import catalogue as incidents
+    from denpexd.demo import play
 
     if listing:
-        for name, title in catalogue():
+        for name, title in incidents():
             click.echo(f"{name:<28} {title}")
         return
-    sys.exit(asyncio.run(play(incident, speed=speed, keep=keep, color=_color(False))))
+    sys.exit(asyncio.run(play(incident, speed=speed, keep=keep, color=color(False))))
 
 
 # --- shared -----------------------------------------------------------------------------------------------------------
@@ -317,27 +252,3 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> Any:
     from denpexd.settings import load
 
     return load(config, overrides=flags, environ=os.environ)
-
-
-def _catalog(packs: tuple[Path, ...]) -> "Catalog":
-    from denpexd.catalog.load import load, shipped_rules
-
-    catalog, errors = load([shipped_rules(), *packs])
-    for error in errors:
-        click.echo(f"denpexd: rule left out: {error}", err=True)
-    return catalog
-
-
-def _color(no_color: bool) -> bool:
-    return not no_color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-
-
-def _whole() -> bool:
-    """Whether standard output has no edge that a line could run over."""
-    return not sys.stdout.isatty()
-
-
-def _width() -> int:
-    import shutil
-
-    return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))

@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from denpexd.catalog.examples import TimelineEvent
+from denpexd.catalog.examples import timeline
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
 from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Exit, Fact, Joined, Opened, Output, Tick, Updated, Want
-from denpexd.core.rule import Catalog
+from denpexd.core.rule import Catalog, Example, Signal
 from denpexd.recording import Printed, Recording, from_timeline
 from denpexd.scan.engine import EngineFactory
 from denpexd.scan.stream import Scanner, Stream
@@ -19,12 +19,16 @@ from denpexd.scan.stream import Scanner, Stream
 Verdict = Mapping[str, object]
 MAX_ANSWERS = 4  # a want that answers itself again and again would never end
 
+THIN_AFTER, THIN = 12.0, 5.0
+
 
 @dataclass(slots=True)
 class Replayed:
-    """What came out of one recording: every output in order, and the last state of each incident."""
+    """What came out of one recording: every output in order, every rule that ever matched, every signal that held."""
 
     outputs: list[Output] = field(default_factory=list)
+    matched: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -41,6 +45,26 @@ def _order(verdict: Verdict) -> tuple[int, float]:
     return stops, float(str(verdict["opened_t"]))
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A recording as the core is told it, batch by batch."""
+
+    recording: Recording
+    batches: Sequence[Sequence[Event]]
+
+    def thinned(self) -> "Heard":
+        """With a tick every five seconds where nothing has happened for long: a few times cheaper, nearly as exact."""
+        kept: list[Sequence[Event]] = []
+        news = 0.0
+        for batch in self.batches:
+            if len(batch) != 1 or not isinstance(batch[0], Tick):
+                news = max((event.t for event in batch), default=news)
+            elif batch[0].t > news + THIN_AFTER and batch[0].t % THIN:
+                continue
+            kept.append(batch)
+        return Heard(self.recording, kept)
+
+
 class Replayer:
     """Compiled once, used for many recordings."""
 
@@ -50,19 +74,22 @@ class Replayer:
 
     def run(self, recording: Recording) -> Replayed:
         """Play the recording to its end; ticks go on in silence until `observe_until`."""
-        start, world = recording.start, recording.world_size
-        core = Correlator(self.catalog, recording.name, start_t=start, world_size=world, limits=self._limits)
-        done = Replayed()
+        return self.judge(self.hear(recording))
+
+    def hear(self, recording: Recording, changed: Mapping[str, Signal] | None = None) -> Heard:
+        """Scan it. `changed`: signals that have other exceptions than those of the catalogue, but the same pattern."""
+        scanner = self._scanner.with_signals(changed) if changed else self._scanner
+        batches: list[list[Event]] = []
         streams: dict[tuple[int, str], Stream] = {}
         offsets: dict[tuple[int, str], int] = {}
-        if world:
-            self._feed(core, recording, [Joined(start, -1, world_size=world)], done)
+        if recording.world_size:
+            batches.append([Joined(recording.start, -1, world_size=recording.world_size)])
         for t, group in _steps(recording):
             batch: list[Event] = []
             for line in group:
                 if isinstance(line, Printed):
                     where = (line.rank, line.stream)
-                    stream = streams.setdefault(where, Stream(self._scanner, _source(line), line.rank))
+                    stream = streams.setdefault(where, Stream(scanner, _source(line), line.rank))
                     data = line.text.encode(errors="replace") + b"\n"
                     batch += stream.feed(t, offsets.get(where, 0), data)
                     offsets[where] = offsets.get(where, 0) + len(data)
@@ -70,10 +97,20 @@ class Replayer:
                     batch.append(line)
             if any(isinstance(e, Tick) for e in group):
                 batch = [e for s in streams.values() for e in s.idle(t)] + batch
+            batches.append(batch)
+        batches.append([event for stream in streams.values() for event in stream.flush(recording.observe_until)])
+        return Heard(recording, batches)
+
+    def judge(self, heard: Heard, catalog: Catalog | None = None) -> Replayed:
+        """What the core says to it, by this catalogue or the replayer's own."""
+        recording = heard.recording
+        start, world, catalog = recording.start, recording.world_size, catalog or self.catalog
+        core = Correlator(catalog, recording.name, start_t=start, world_size=world, limits=self._limits)
+        done, core.held = Replayed(), set()
+        for batch in heard.batches:
             self._feed(core, recording, batch, done)
-        rest = [event for stream in streams.values() for event in stream.flush(recording.observe_until)]
-        self._feed(core, recording, rest, done)
         done.outputs += [o for o in core.finish(recording.observe_until) if not isinstance(o, Want)]
+        done.matched, done.held = frozenset(core.fingerprints), frozenset(core.held)
         return done
 
     def _feed(self, core: Correlator, recording: Recording, batch: Sequence[Event], done: Replayed) -> None:
@@ -87,9 +124,10 @@ class Replayer:
             if not batch:
                 return
 
-    def __call__(self, events: Sequence[TimelineEvent], *, world_size: int, observe_until: float) -> Sequence[Verdict]:
-        """Run a rule's example (the Runner of catalog.examples)."""
-        return self.run(from_timeline(events, "example", world_size, observe_until)).verdicts
+    def play(self, example: Example, changed: Mapping[str, Signal] | None = None) -> Heard:
+        """The timeline of a rule's example, scanned (with `judge` the Stage of catalog.trials)."""
+        events = timeline(example)
+        return self.hear(from_timeline(events, "example", example.world_size, example.observe_until), changed)
 
 
 def _source(line: Printed) -> str:

@@ -1,17 +1,15 @@
-"""The examples of a rule: the timeline notation, and running them through whatever replays timelines.
+"""The examples of a rule: the timeline notation, and how a timeline must end.
 
-A line is `seconds  ranks  kind  text` (docs/rule-format.md). The replay itself is given as a Runner, because it lives
-above this layer.
+A line is `seconds  ranks  kind  text` (docs/rule-format.md). Who plays them is told in catalog.trials.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from denpexd.core.events import UNKNOWN_RANK, Frame
-from denpexd.core.rule import Catalog, Example, Rule
-from denpexd.errors import CaseError, DenpexdError
+from denpexd.core.rule import Example, Rule
+from denpexd.errors import CaseError
 
 FACTS: Mapping[str, tuple[str, ...]] = {
     "exit": ("code", "signal", "by"),
@@ -55,14 +53,6 @@ class FactAt:
 
 
 TimelineEvent = LineAt | StackAt | FactAt
-
-
-class Runner(Protocol):
-    """Replays events (sorted by `t`) and gives the final verdict of each incident, as JSON-ready mappings."""
-
-    def __call__(
-        self, events: Sequence[TimelineEvent], *, world_size: int, observe_until: float
-    ) -> Sequence[Mapping[str, object]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,27 +161,18 @@ def _fact(text: str) -> tuple[str, dict[str, str]]:
     return name, fields
 
 
-def run_examples(catalog: Catalog, runner: Runner) -> list[ExampleResult]:
-    """Every example of every rule. A runner's DenpexdError fails its example and stops nothing."""
-    return [run_example(rule, example, runner) for rule in catalog.rules.values() for example in rule.examples]
-
-
-def run_example(rule: Rule, example: Example, runner: Runner) -> ExampleResult:
-    """One example. It fires if a verdict names the rule, with these ranks and opened in time; near misses must not.
+def result_of(rule: Rule, example: Example, verdicts: Sequence[Mapping[str, object]]) -> ExampleResult:
+    """How it ended. It fires if a verdict names the rule, with these ranks and opened in time; near misses must not.
 
     Other incidents in the same timeline are no business of the example, except where the rule itself stayed silent.
     """
-    try:
-        verdicts = runner(timeline(example), world_size=example.world_size, observe_until=example.observe_until)
-    except DenpexdError as error:
-        return ExampleResult(rule.id, example.name, example.fires, f"cannot be replayed: {error}")
     named = tuple(str(verdict.get("failure")) for verdict in verdicts)
     mine = [verdict for verdict in verdicts if verdict.get("failure") == rule.id]
     opened = _seconds(mine[0].get("opened_t")) if mine else None
-    return ExampleResult(rule.id, example.name, example.fires, _difference(example, mine, named), opened, named)
+    return ExampleResult(rule.id, example.name, example.fires, difference(example, mine, named), opened, named)
 
 
-def _difference(example: Example, mine: Sequence[Mapping[str, object]], named: Sequence[str]) -> str:
+def difference(example: Example, mine: Sequence[Mapping[str, object]], named: Sequence[str]) -> str:
     """Why the outcome is not the expected one; empty if it is."""
     if not example.fires:
         return f"must not fire, but did, initiated by {_said(mine[0], 'initiating_ranks')}" if mine else ""

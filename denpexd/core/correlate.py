@@ -77,6 +77,7 @@ class Correlator:
         self.incidents: dict[str, Incident] = {}  # "stop" or the id of a degradation
         self.fingerprints: dict[str, int] = {}
         self.suspected = 0
+        self.held: set[str] | None = None  # ids of signals that held for some rank at some time, where somebody asks
         self.use(catalog)
         self._stops = 0
         self._news_t = float("-inf")
@@ -263,6 +264,8 @@ class Correlator:
         self.job.memo = {}  # the state stands still: what one rule has asked, the next need not ask again
         try:
             self._judge_each(rule_ids)
+            if self.held is not None:
+                self.held |= {key[0] for key, answer in self.job.memo.items() if isinstance(key, tuple) and answer}
         finally:
             self.job.memo = None
 

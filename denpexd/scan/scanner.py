@@ -1,6 +1,7 @@
 """Signals and built-in patterns compiled for scanning: two databases, one for all bytes, one for progress."""
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 
 import re2
 
@@ -46,6 +47,13 @@ class Scanner:
         self._everything: Engine = engine(patterns + list(_BUILT_IN.values()))
         self._steps: Engine = engine([signal.pattern or "" for signal in self._progress])
         self.engine_name = self._everything.name
+
+    def with_signals(self, changed: Mapping[str, Signal]) -> "Scanner":
+        """The same patterns, so nothing to compile, for signals that differ in anything else."""
+        twin = copy.copy(self)
+        twin._signals = tuple(changed.get(signal.id, signal) for signal in self._signals)
+        twin._progress = tuple(changed.get(signal.id, signal) for signal in self._progress)
+        return twin
 
     def named(self, data: bytes, *, whole: bool) -> list[Named]:
         """Segments that may match, in order. `whole`: look for progress everywhere, not only at the end."""

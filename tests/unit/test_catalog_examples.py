@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from denpexd.catalog.examples import FactAt, LineAt, StackAt, TimelineEvent, read_timeline, run_examples, timeline
+from denpexd.catalog.examples import ExampleResult, FactAt, LineAt, StackAt, TimelineEvent, read_timeline, timeline
 from denpexd.catalog.load import load
 from denpexd.catalog.report import as_json, check, table
+from denpexd.catalog.trials import Prover, Stage
 from denpexd.core.events import UNKNOWN_RANK, Frame
-from denpexd.core.rule import Example
+from denpexd.core.rule import Catalog, Example
 from denpexd.errors import CaseError
 
 GOOD = Path(__file__).parents[1] / "data" / "rules" / "good"
@@ -24,13 +25,24 @@ def example(text: str, world_size: int = 4) -> Example:
 class Answers:
     """Stands where the replay stands: the given verdicts for every timeline in which a process exits."""
 
+    matched = held = frozenset[str]()
+    batches = ()
+
     def __init__(self, *verdicts: Mapping[str, object], quiet: Sequence[Mapping[str, object]] = ()) -> None:
         self._verdicts, self._quiet = verdicts, quiet
+        self.verdicts: Sequence[Mapping[str, object]] = ()
 
-    def __call__(
-        self, events: Sequence[TimelineEvent], *, world_size: int, observe_until: float
-    ) -> Sequence[Mapping[str, object]]:
-        return self._verdicts if any(isinstance(event, FactAt) for event in events) else self._quiet
+    def play(self, example: Example, changed: object = None) -> Sequence[TimelineEvent]:
+        return timeline(example)
+
+    def judge(self, heard: Sequence[TimelineEvent], catalog: object = None) -> "Answers":
+        self.verdicts = self._verdicts if any(isinstance(event, FactAt) for event in heard) else self._quiet
+        return self
+
+
+def results(catalog: Catalog, stage: Stage) -> list[ExampleResult]:
+    trials = Prover(catalog, stage, clauses=False).all(list(catalog.rules))
+    return [result for trial in trials for result in trial.results]
 
 
 def test_lines_keep_their_indentation_and_ranks_expand() -> None:
@@ -88,8 +100,8 @@ def test_events_of_equal_time_keep_their_order() -> None:
 
 def test_examples_pass_when_the_verdict_is_as_written() -> None:
     catalog, _ = load([GOOD])
-    results = run_examples(catalog, Answers(VERDICT))
-    assert [(one.fires, one.ok, one.opened_t) for one in results] == [(True, True, 230.0), (False, True, None)]
+    found = results(catalog, Answers(VERDICT))
+    assert [(one.fires, one.ok, one.opened_t) for one in found] == [(True, True, 230.0), (False, True, None)]
 
 
 @pytest.mark.parametrize(
@@ -105,13 +117,13 @@ def test_examples_pass_when_the_verdict_is_as_written() -> None:
 )
 def test_a_firing_example_fails_with_its_reason(verdicts: list[dict[str, object]], why: str) -> None:
     catalog, _ = load([GOOD])
-    assert run_examples(catalog, Answers(*verdicts))[0].why == why
+    assert results(catalog, Answers(*verdicts))[0].why == why
 
 
 def test_a_near_miss_that_fires_fails() -> None:
     catalog, _ = load([GOOD])
-    results = run_examples(catalog, Answers(VERDICT, quiet=[VERDICT]))
-    assert [one.why for one in results] == ["", "must not fire, but did, initiated by [0]"]
+    found = results(catalog, Answers(VERDICT, quiet=[VERDICT]))
+    assert [one.why for one in found] == ["", "must not fire, but did, initiated by [0]"]
 
 
 def test_collateral_ranks_are_compared_only_where_written() -> None:
@@ -119,31 +131,31 @@ def test_collateral_ranks_are_compared_only_where_written() -> None:
     rule = catalog.rules["good"]
     loose = replace(rule, examples=(replace(rule.examples[0], collateral=None),))
     catalog = replace(catalog, rules={"good": loose})
-    assert run_examples(catalog, Answers(VERDICT | {"collateral_ranks": []}))[0].ok
+    assert results(catalog, Answers(VERDICT | {"collateral_ranks": []}))[0].ok
 
 
 def test_an_example_that_cannot_be_replayed_stops_nothing() -> None:
-    def refuses(
-        events: Sequence[TimelineEvent], *, world_size: int, observe_until: float
-    ) -> Sequence[Mapping[str, object]]:
-        raise CaseError("too long")
+    class Refuses(Answers):
+        def judge(self, heard: Sequence[TimelineEvent], catalog: object = None) -> Answers:
+            raise CaseError("too long")
 
     catalog, _ = load([GOOD])
-    assert [one.why for one in run_examples(catalog, refuses)] == ["cannot be replayed: too long"] * 2
+    assert [one.why for one in results(catalog, Refuses())] == ["cannot be replayed: too long"] * 2
 
 
 def test_the_report_is_a_table_and_a_json_object() -> None:
-    report = check([GOOD], Answers(VERDICT, quiet=[VERDICT]))
+    answers = Answers(VERDICT, quiet=[VERDICT])
+    report = check([GOOD], lambda loaded, ids: Prover(loaded.catalog, answers, clauses=False).all(ids))
     lines = table(report).splitlines()
     assert lines[0] == "good: example 'all ranks evaluate': must not fire, but did, initiated by [0]"
-    assert lines[2].split() == ["rule", "schema", "lint", "examples", "fired", "silent", "result"]
-    assert lines[3].split() == ["good", "ok", "ok", "1/1", "0/1", "FAILED"]
+    assert lines[2].split() == ["rule", "schema", "lint", "fired", "silent", "clauses", "overlaps", "result"]
+    assert lines[3].split() == ["good", "ok", "ok", "1/1", "0/1", "-", "ok", "FAILED"]
     assert lines[-1] == "1 rules, 3 shared signals: 0 rules ok, FAILED"
     said = as_json(report)
     assert (said["ok"], said["rules"][0]["silent"], said["errors"]) == (False, {"as_expected": 0, "all": 1}, [])
 
 
-def test_the_report_without_a_runner_leaves_examples_open(tmp_path: Path) -> None:
+def test_the_report_without_a_stage_leaves_examples_open(tmp_path: Path) -> None:
     (tmp_path / "hang").mkdir()
     (tmp_path / "hang" / "broken.yaml").write_text("schema: 1\nid: broken\n")
     report = check([GOOD, tmp_path])
