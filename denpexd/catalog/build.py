@@ -53,6 +53,7 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *,
         count=written.count,
         about=written.about if isinstance(written, LogSignal) else None,
         phase=written.phase,
+        quantity=written.quantity,
         lasting=lasting,
         params={"of": written.of} if isinstance(written, LogSignal) and written.of else {},
     )

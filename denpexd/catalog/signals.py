@@ -24,7 +24,8 @@ SharedRole = Literal[
     "device",
 ]
 Blame = Literal["device", "process", "node"]
-SHARED_KEYS = ("role", "phase", "samples", "look_alikes")
+Quantity = Literal["loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale"]
+SHARED_KEYS = ("role", "phase", "quantity", "samples", "look_alikes")
 """Keys that only rules/signals/*.yaml may use."""
 
 
@@ -35,6 +36,7 @@ class AnySignal(Model):
     count: Annotated[StrictInt, Field(ge=1)] = 1
     role: SharedRole | None = None
     phase: PhaseName | None = None
+    quantity: Quantity | None = None
     samples: tuple[Line, ...] = ()
     look_alikes: tuple[Line, ...] = ()
 
@@ -198,6 +200,62 @@ class MetricSpread(FactSignal):
     fact: Literal["metric_spread"]
     name: Re2
     relative: Annotated[float, Field(gt=0)] | None = None
+    after_equal: StrictBool | None = None
+
+
+class MetricOdd(FactSignal):
+    """The rank's value differs from that of a majority, which agrees."""
+
+    re2_keys = ("name",)
+    fact: Literal["metric_odd"]
+    name: Re2
+    relative: Annotated[float, Field(gt=0)] | None = None
+
+
+class NonFinite(FactSignal):
+    """A number has been nan or inf that many readings in a row; `first`: before it was on other ranks."""
+
+    re2_keys = ("metric",)
+    fact: Literal["nonfinite"]
+    metric: Re2
+    times: Annotated[StrictInt, Field(ge=1)] | None = None
+    first: StrictBool | None = None
+
+
+class Spike(FactSignal):
+    """A number jumped to `factor` times its usual level and has stayed there for so many readings and steps."""
+
+    re2_keys = ("metric",)
+    fact: Literal["spike"]
+    metric: Re2
+    factor: Annotated[float, Field(gt=1)] | None = None
+    times: Annotated[StrictInt, Field(ge=1, le=16)] | None = None
+    steps: Annotated[StrictInt, Field(ge=1)] | None = None
+
+
+class Slow(FactSignal):
+    """The rank needs `factor` times as long as the others."""
+
+    fact: Literal["slow"]
+    factor: Annotated[float, Field(ge=1.3)] | None = None
+
+
+class Throughput(FactSignal):
+    """Steps take `factor` times as long as before, for so long; `rate`: and no printed rate says otherwise."""
+
+    fact: Literal["throughput"]
+    factor: Annotated[float, Field(gt=1)] | None = None
+    for_: Seconds | None = Field(None, alias="for")
+    rate: StrictBool | None = None
+
+
+class Overlong(FactSignal):
+    """A phase takes `factor` times as long as it used to, and at least `least`."""
+
+    fact: Literal["overlong"]
+    name: PhaseName
+    factor: Annotated[float, Field(gt=1)] | None = None
+    least: Seconds | None = None
 
 
 class RankIs(FactSignal):
@@ -271,6 +329,12 @@ Fact = Annotated[
     | RankIs
     | Stated
     | Xid
+    | MetricOdd
+    | NonFinite
+    | Spike
+    | Slow
+    | Throughput
+    | Overlong
     | PlainFact,
     Field(discriminator="fact"),
 ]
@@ -305,4 +369,8 @@ class SignalFile(Model):
                 raise ValueError(f"signal '{name}': `use` is for rules; a shared signal says what it matches")
             if (one.role == "phase") != (one.phase is not None):
                 raise ValueError(f"signal '{name}': `role: phase` and `phase: <name>` go together")
+            if one.quantity and (one.role != "metric" or not isinstance(one, LogSignal) or "(?P<value>" not in one.log):
+                raise ValueError(
+                    f"signal '{name}': `quantity` needs `role: metric` and a pattern that captures `value`"
+                )
         return self

@@ -48,13 +48,15 @@ from denpexd.core.rule import Catalog
 from denpexd.core.settling import Moment, moved_on, ready
 from denpexd.core.state import JobState
 
-PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended")
 FIELD_FACTS = (
-    *("pending", "mismatch", "differs", "behind", "not_in_collective", "metric_spread", "fewer_steps"),
+    *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
     *("stated_odd", "stated_differs", "stated_same", "missing_rank"),
 )
 WAIT_FACTS = ("no_report", "timed_out", "worked_on", "unreported", "named_peer", "missing_rank")
 STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
+PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong")
+NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
+PACE_FACTS = ("slow", "throughput", "spike", "overlong")  # of many
 END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps")
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -81,6 +83,7 @@ class Correlator:
         self.use(catalog)
         self._stops = 0
         self._news_t = float("-inf")
+        self._measured = -1  # the newest number that was judged
         self._looks = 0
         self._next_look = float("-inf")
         self._matched_since: dict[str, float] = {}
@@ -216,7 +219,7 @@ class Correlator:
         elif signal.role == "collateral":
             self._touch({*self._index.facts(*WAIT_FACTS), *self._live}, news=True)
         if hit.fields:
-            self._touch(self._index.facts(*FIELD_FACTS), news=False)
+            self._touch(self._index.facts(*FIELD_FACTS, *NUMBER_FACTS), news=False)
 
     def _placed_anew(self) -> None:
         """More is known about who uses which device: lines of the kernel may be about other ranks than we thought."""
@@ -239,6 +242,9 @@ class Correlator:
             self._look(out)
         else:
             self._looks, self._next_look = 0, float("-inf")
+        if self.job.numbers_seq != self._measured:
+            self._measured = self.job.numbers_seq
+            self._dirty |= self._index.facts(*PACE_FACTS)
         timed = self._index.timed if silence >= self.limits.min_silence else set()
         self._judge(timed | set(self._live) | self._dirty)
         self._dirty = set()

@@ -5,7 +5,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence, collectives, kernel, stands, startup, stated
+from denpexd.core import cadence, collectives, kernel, measures, stands, startup, stated
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
@@ -193,20 +193,6 @@ def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
     return None
 
 
-def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Holds for every rank that printed the metric at a step at which the values differ."""
-    name, relative = signal.param_matchers["name"], float(signal.params.get("relative", 0.05))
-    found = []
-    for key, (mine, evidence) in rank.metrics.items():
-        if not name.search(key[0]):
-            continue
-        values = [s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics]
-        spread = max(values) - min(values)
-        if len(values) > 1 and spread > relative * max(abs(mine), *(abs(v) for v in values), 1e-9):
-            found.append(evidence.saying(signal.means))
-    return found
-
-
 def ended(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     if rank.phase == "end" and rank.phase_evidence is not None:
         return [rank.phase_evidence.saying(signal.means)]
@@ -242,8 +228,14 @@ FACTS: Mapping[str, Fact] = {
     "timed_out": collectives.timed_out,
     "worked_on": collectives.worked_on,
     "fewer_steps": fewer_steps,
-    "metric_spread": metric_spread,
     "xid": kernel.xid,
+    "metric_spread": measures.metric_spread,
+    "metric_odd": measures.metric_odd,
+    "nonfinite": measures.nonfinite,
+    "spike": measures.spike,
+    "slow": measures.slow,
+    "throughput": measures.throughput,
+    "overlong": measures.overlong,
     "ended": ended,
     "starting": startup.starting,
     "missing_rank": startup.missing_rank,

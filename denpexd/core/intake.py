@@ -7,6 +7,7 @@ from dataclasses import replace
 from denpexd.core import devices
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
+from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import (
     MAX_GROUPS,
@@ -38,6 +39,7 @@ class Intake:
     def __init__(self, catalog: Catalog, job: JobState) -> None:
         self.job = job
         self.signals = catalog.signals
+        self.reader = Reader(catalog.signals.values())
         self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
         self.harmless = [
             s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown")
@@ -128,8 +130,9 @@ class Intake:
             self._collective(state, fields.get("pg") or "0", fields, evidence)
         if (batches := _number(fields.get("batches"))) is not None:
             state.batches = batches
-        if "metric" in fields and "value" in fields:
-            self._metric(state, fields["metric"], fields["value"], fields.get("epoch"), evidence)
+        value = fields.get("value") or fields.get("digest")
+        if value and "metric" in fields:
+            self._metric(state, event, value, evidence)
 
     def _collective(self, state: RankState, group: str, fields: Mapping[str, str], evidence: Evidence) -> None:
         if group not in state.collectives and len(state.collectives) >= MAX_GROUPS:
@@ -146,15 +149,39 @@ class Intake:
         if known.evidence is None:
             known.evidence = evidence
 
-    def _metric(self, state: RankState, name: str, value: str, epoch: str | None, evidence: Evidence) -> None:
+    def _metric(self, state: RankState, event: Hit, value: str, evidence: Evidence) -> None:
+        fields, name = event.fields, event.fields["metric"]
+        own = self.reader.step(event.text)
+        if is_not_finite(value):
+            if state.phase != "eval" and not is_aside(normal(name)):
+                place = fields.get("epoch") or state.epoch, own if own is not None else state.step
+                state.numbers.not_finite(normal(name), place, evidence)
+            return
         try:
-            number = float(value)
+            number: float | str = value if "digest" in fields else float(value)
         except ValueError:
             return
         if len(state.metrics) >= MAX_METRICS:
             state.metrics.pop(next(iter(state.metrics)))
-        at = f"epoch {epoch}" if epoch is not None else f"step {state.step}"
-        state.metrics[(name, at)] = (number, evidence)
+        epoch = fields.get("epoch")
+        at = f"epoch {epoch}" if epoch is not None else f"step {state.step if own is None else own}"
+        state.metrics[(name, at if epoch is None or own is None else f"{at} step {own}")] = (number, evidence)
+
+    def _measure(self, state: RankState, event: Hit) -> None:
+        """The numbers of a progress line, once a line."""
+        numbers, line = state.numbers, (event.source, event.offset)
+        if numbers.line == line:
+            return
+        numbers.line = line
+        place = (state.epoch, state.step)
+        numbers.place(place)
+        self.job.numbers_seq = self.job.seq
+        found = self.reader.numbers(event.text)
+        if not found:
+            return
+        evidence = self._quoted(event, "a number of its progress line")
+        for quantity, name, value in found:
+            numbers.read(quantity, name, Reading(event.t, place, value), evidence)
 
     # --- movement ---------------------------------------------------------------------------------------------------
 
@@ -189,6 +216,7 @@ class Intake:
             state.step, state.epoch = step if step is not None else state.step, epoch
             state.total = total or state.total
             self.job.trained_t = max(self.job.trained_t, event.t)
+            self._measure(state, event)
         self._moved(state, event.t, was, steps, history=event.history)
 
     def _leave_phase(self, state: RankState, t: float) -> None:
@@ -199,6 +227,8 @@ class Intake:
     def _moved(self, state: RankState, t: float, was: str, steps: int, *, history: bool) -> None:
         if state.moves and float("-inf") < state.moved_t < t:
             state.rhythm.moved(t - state.moved_t, was, steps)
+            if steps > 0 and was in ("train", "start") and not history:
+                self.job.tempo.note(state.rank, t, t - state.moved_t, steps)
         state.moved_t, state.moved_seq, state.moves = t, self.job.seq, state.moves + 1
         if state.reported and t > state.reported.t + 2.0:
             state.reported = None

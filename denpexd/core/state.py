@@ -13,6 +13,8 @@ from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
 from denpexd.core.events import Exit, Frame, Frames, Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.numbers import Numbers
+from denpexd.core.pace import Slow, Tempo, slow_ranks
 
 __all__ = ["Answer", "Evidence", "JobState", "RankState", "observed"]
 
@@ -116,7 +118,8 @@ class RankState:
     exits: list[Exited] = field(default_factory=list)
     states: dict[str, Evidence] = field(default_factory=dict)  # frozen, oom_killed, running
     collectives: dict[str, Collective] = field(default_factory=dict)
-    metrics: dict[tuple[str, str], tuple[float, Evidence]] = field(default_factory=dict)
+    metrics: dict[tuple[str, str], tuple[float | str, Evidence]] = field(default_factory=dict)
+    numbers: Numbers = field(default_factory=Numbers)
     ordinary: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of unremarkable output
     loss: str | None = None
     reported: Evidence | None = None  # first collateral line
@@ -164,6 +167,7 @@ class RankState:
         self.phase, self.phase_evidence = "start", None
         self.moved_t = float("-inf")
         self.metrics.clear()
+        self.numbers = Numbers()
         self.ordinary.clear()
 
     def forget(self, before_seq: int) -> None:
@@ -200,12 +204,21 @@ class JobState:
     seq: int = 0
     # Answers already given while the state stands still, as in one round of judging; None: keep none.
     memo: dict[object, object] | None = None
+    tempo: Tempo = field(default_factory=Tempo)
+    numbers_seq: int = -1  # of the newest number that was read
+    slow_known: tuple[int, Slow] | None = None
 
     def rank(self, number: int) -> RankState:
         state = self.ranks.get(number)
         if state is None:
             state = self.ranks[number] = RankState(number)
         return state
+
+    def slow_ranks(self) -> Slow:
+        """Ranks slower than the others; worked out once for the same numbers."""
+        if self.slow_known is None or self.slow_known[0] != self.numbers_seq:
+            self.slow_known = self.numbers_seq, slow_ranks(self)
+        return self.slow_known[1]
 
     @property
     def universe(self) -> list[int]:

@@ -37,7 +37,9 @@ class Scanner:
     """
 
     def __init__(self, signals: Iterable[Signal], engine: EngineFactory) -> None:
-        logs = [signal for signal in signals if signal.kind == "log" and signal.matcher is not None]
+        logs = [
+            signal for signal in signals if signal.kind == "log" and signal.matcher is not None and not signal.quantity
+        ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
         self._handled = [signal.matcher for signal in logs if signal.role == "handled" and signal.matcher is not None]
         self._progress = tuple(signal for signal in logs if _only_latest(signal))

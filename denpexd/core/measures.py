@@ -1,0 +1,208 @@
+"""Facts about numbers: metrics that are not finite, jump or differ between ranks, and the pace of ranks and job."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from denpexd.core.cadence import Limits
+from denpexd.core.numbers import NotFinite, Place
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
+
+Value = float | str
+
+
+def nonfinite(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """A number has been nan or inf for so many readings in a row; `first`: at an earlier step than on other ranks."""
+    wanted, times = signal.param_matchers["metric"], int(signal.params.get("times", 2))
+    found: list[Evidence] = []
+    for name, run in rank.numbers.bad.items():
+        if run.count < times or not wanted.search(name) or _total_is_finite(rank, name, run):
+            continue
+        if signal.params.get("first") and not _before_others(job, rank, name, run):
+            continue
+        found += [e.saying(signal.means) for e in ([run.first] if run.first is run.last else [run.first, run.last])]
+    return found
+
+
+def _total_is_finite(rank: RankState, name: str, run: NotFinite) -> bool:
+    """One term of a loss may be undefined (no positive sample, say) while the loss itself is fine."""
+    losses = (s for (quantity, other), s in rank.numbers.series.items() if quantity == "loss" and other != name)
+    return "loss" in name and any(s.newest[-1].t >= run.last.t for s in losses)
+
+
+def _before_others(job: JobState, rank: RankState, name: str, run: NotFinite) -> bool:
+    """Others printed the same number as finite at that step or later; alone it is first anyway."""
+    if len(job.universe) == 1:
+        return True
+    later = False
+    for number, other in job.ranks.items():
+        if number < 0 or number == rank.rank:
+            continue
+        known = other.numbers.bad.get(name)
+        if known is not None:
+            order = _order(known.place, known.first.t, run.place, run.first.t)
+            if order < 0:
+                return False
+            later |= order > 0
+        else:
+            same = (s.newest[-1] for (_, n), s in other.numbers.series.items() if n == name)
+            later |= any(_order(r.place, r.t, run.place, run.first.t) >= 0 for r in same)
+    return later
+
+
+def _order(a: Place, a_t: float, b: Place, b_t: float) -> int:
+    """Which of two places in training comes first: -1, 0 or 1; by time only where no counter tells."""
+    one, two = _key(a), _key(b)
+    if one is None or two is None:
+        one, two = (a_t,), (b_t,)
+        if abs(a_t - b_t) < 1.0:
+            return 0
+    return (one > two) - (one < two)
+
+
+def _key(place: Place) -> tuple[float, ...] | None:
+    epoch, step = place
+    if step is None and epoch is None:
+        return None
+    try:
+        return float(epoch or 0), float(step or 0)
+    except ValueError:
+        return 0.0, float(step or 0)
+
+
+def spike(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """A number lies `factor` times above its usual level, for `times` readings and `steps` steps, and stays there."""
+    wanted, factor = signal.param_matchers["metric"], float(signal.params.get("factor", 2.0))
+    times, steps = int(signal.params.get("times", 10)), int(signal.params.get("steps", 50))
+    found = []
+    for (_, name), series in rank.numbers.series.items():
+        above = series.above
+        if above is None or above.count < times or not wanted.search(name) or series.evidence is None:
+            continue
+        first, last = above.place[1], series.newest[-1].place[1]
+        if (last - first if first is not None and last is not None and last >= first else 2 * above.count) < steps:
+            continue
+        if min(above.newest) >= factor * above.level:
+            text = f"{series.evidence.text} (usual level before: {above.level:.4g})"
+            found += [above.since.saying(signal.means), _quoting(series.evidence, text, signal.means)]
+    return found
+
+
+def _quoting(e: Evidence, text: str, means: str) -> Evidence:
+    return Evidence(e.rank, e.kind, e.source, e.offset, e.t, text, means, e.teller, e.seq, history=e.history)
+
+
+def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """It needs `factor` times as long as the others for its own part of a step, in each of its last reports."""
+    factor = float(signal.params.get("factor", 1.5))
+    known = job.slow_ranks().get(rank.rank)
+    if known is None or known[0] < factor or rank.gone:
+        return []
+    _, text, series = known
+    if series is None or series.evidence is None:
+        return [observed(rank, now, text, signal.means, kind="log")]
+    return [_quoting(series.evidence, f"{text}: {series.evidence.text}", signal.means)]
+
+
+def throughput(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """Steps have taken `factor` times as long as before for `for` seconds: true of every rank that makes steps.
+
+    `rate`: a printed rate (samples or tokens a second), where there is one, has fallen too.
+    """
+    factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 60.0))
+    if not rank.moves or rank.gone or rank.phase == "end":
+        return []
+    found = job.tempo.slower(factor, lasting)
+    if found is None or (signal.params.get("rate") and _rate_is_kept(job, factor)):
+        return []
+    usual, slower = found
+    text = f"a step takes {slower:.3g} s, {slower / usual:.1f} times as long as before ({usual:.3g} s)"
+    return [observed(rank, now, text, signal.means, kind="log")]
+
+
+def _rate_is_kept(job: JobState, factor: float) -> bool:
+    """Longer steps that do more work each are no loss."""
+    rates = [
+        (s.newest[-1].value, s.start)
+        for state in job.ranks.values()
+        for (quantity, _), s in state.numbers.series.items()
+        if quantity == "rate" and s.start > 0
+    ]
+    return bool(rates) and all(now > start / (1 + (factor - 1) / 2) for now, start in rates)
+
+
+def overlong(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """A phase takes, or took the last time, `factor` times as long as it used to, and at least `least` seconds."""
+    name, factor = str(signal.params["name"]), float(signal.params.get("factor", 3.0))
+    took = list(rank.rhythm.phases.get(name, ()))
+    if rank.phase == name and rank.phase_evidence is not None:
+        took.append(now - rank.phase_t)
+    if len(took) < 3:
+        return []
+    last, before = took[-1], sorted(took[:-1])[(len(took) - 1) // 2]
+    if last < float(signal.params.get("least", 60.0)) or last < factor * before:
+        return []
+    text = f"{name}: {last:.0f} s, before {before:.0f} s"
+    return [observed(rank, now, text, signal.means, kind="log")]
+
+
+# --- the same metric on several ranks -------------------------------------------------------------------------------
+
+
+def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """Holds for every rank that printed the metric at a step at which the values differ.
+
+    `after_equal`: at an earlier step they were equal, so that they are meant to be.
+    """
+    name, relative = signal.param_matchers["name"], float(signal.params.get("relative", 0.05))
+    found = []
+    for key, (_, evidence) in rank.metrics.items():
+        if not name.search(key[0]):
+            continue
+        if not _equal(_values(job, key), relative) and not (
+            signal.params.get("after_equal") and not _were_equal(job, rank, key[0], relative, evidence.t)
+        ):
+            found.append(evidence.saying(signal.means))
+    return found
+
+
+def metric_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """At some step its value differs from that of a strict majority of the ranks, which agree among themselves."""
+    name, relative = signal.param_matchers["name"], float(signal.params.get("relative", 1e-4))
+    found = []
+    for key, (mine, evidence) in rank.metrics.items():
+        if not name.search(key[0]):
+            continue
+        values = _values(job, key)
+        common = Counter(_rounded(v, relative) for v in values.values()).most_common(1)[0]
+        if len(values) > 2 and common[1] * 2 > len(values) and _rounded(mine, relative) != common[0]:
+            agree = next(v for v in values.values() if _rounded(v, relative) == common[0])
+            if not _equal({0: mine, 1: agree}, relative):
+                found.append(evidence.saying(signal.means))
+    return found
+
+
+def _values(job: JobState, key: tuple[str, str]) -> dict[int, Value]:
+    return {r: s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics}
+
+
+def _were_equal(job: JobState, rank: RankState, name: str, relative: float, before: float) -> bool:
+    keys = [key for key, (_, e) in rank.metrics.items() if key[0] == name and e.t < before]
+    return any(len(v := _values(job, key)) > 1 and _equal(v, relative) for key in keys)
+
+
+def _equal(values: Mapping[int, Value], relative: float) -> bool:
+    """Numbers within `relative` of each other, or the same text; one alone is equal to itself."""
+    numbers = [v for v in values.values() if isinstance(v, float)]
+    if len(numbers) < len(values):
+        return len(set(values.values())) == 1
+    spread = max(numbers) - min(numbers)
+    return not spread > relative * max(1e-9, *(abs(v) for v in numbers))
+
+
+def _rounded(value: Value, relative: float) -> Value:
+    """Numbers that differ only in what `relative` leaves free mostly become the same."""
+    if isinstance(value, str) or value == 0:
+        return value
+    digits = max(2, round(1 / relative).bit_length() * 3 // 10 + 1)
+    return float(f"{value:.{digits}g}")

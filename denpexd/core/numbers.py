@@ -1,0 +1,198 @@
+"""Numbers that ranks print: read from their progress lines, kept in small windows, judged across ranks elsewhere.
+
+Signals with a `quantity` say how a number looks. They are not scanned for: each is tried on the newest progress line of
+every read only, so that they cost nothing per line. Values that are not finite are scanned for everywhere.
+"""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from denpexd.core.evidence import Evidence
+from denpexd.core.rule import Signal
+
+MAX_SERIES = 48  # numbers of different names that one rank may print
+WINDOW = 8  # newest readings of each
+BASE = 64  # readings of a usual level
+LEVEL_FROM = 8  # readings that make a level
+_UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0}
+_ASIDE = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|dev|best|lowest|min)\b")
+_DIGITS = str.maketrans("", "", ",_")
+
+Place = tuple[str | None, int | None]
+"""Epoch and step of a line."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One number: when, at which epoch and step."""
+
+    t: float
+    place: Place
+    value: float
+
+
+@dataclass(slots=True)
+class Raised:
+    """A value far above its usual `level` that has not come back: its first evidence and the newest values."""
+
+    level: float
+    since: Evidence
+    place: Place
+    count: int = 0
+    newest: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+
+
+@dataclass(slots=True)
+class Series:
+    """One quantity of one rank under the name it prints."""
+
+    newest: deque[Reading] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    evidence: Evidence | None = None
+    base: deque[float] | None = None
+    start: float = 0.0  # the first level: the mean of the first three readings
+    count: int = 0
+    above: Raised | None = None
+
+    def add(self, reading: Reading, evidence: Evidence) -> None:
+        self.newest.append(reading)
+        self.evidence = evidence
+        if self.count < 3:
+            self.start = (self.start * self.count + reading.value) / (self.count + 1)
+        self.count += 1
+
+    def levelled(self, reading: Reading, evidence: Evidence) -> None:
+        """Compare with the usual level; what lies far above it teaches nothing about that level."""
+        base = self.base = deque(maxlen=BASE) if self.base is None else self.base
+        level = self.above.level if self.above else median(base) if len(base) >= LEVEL_FROM else None
+        if level is None or not self._far(reading.value, level, base):
+            base.append(reading.value)
+            self.above = None
+            return
+        if self.above is None:
+            self.above = Raised(level, evidence, reading.place)
+        self.above.count += 1
+        self.above.newest.append(reading.value)
+
+    def _far(self, value: float, level: float, base: Iterable[float]) -> bool:
+        """Well above the level, its scatter, and not near zero when compared with where training began."""
+        scatter = median(abs(v - level) for v in base)
+        return level > 0 and value > max(1.3 * level, level + 8 * scatter, 0.2 * self.start)
+
+
+@dataclass(slots=True)
+class NotFinite:
+    """A number that has been nan or inf since `first`, `count` readings in a row."""
+
+    first: Evidence
+    last: Evidence
+    place: Place
+    last_place: Place
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Numbers:
+    """All numbers of one rank."""
+
+    series: dict[tuple[str, str], Series] = field(default_factory=dict)
+    bad: dict[str, NotFinite] = field(default_factory=dict)
+    interval: int | None = None  # the fewest steps between two lines
+    step: int | None = None
+    line: tuple[str, int] | None = None  # the last line that was read
+
+    def place(self, place: Place) -> None:
+        """Learn how many steps lie between two lines."""
+        step = place[1]
+        if step is not None and self.step is not None and step > self.step:
+            self.interval = min(self.interval or step - self.step, step - self.step)
+        self.step = step if step is not None else self.step
+
+    def read(self, quantity: str, name: str, reading: Reading, evidence: Evidence) -> None:
+        """A finite number."""
+        known = self.bad.get(name)
+        if known is not None and known.last.offset != evidence.offset:
+            del self.bad[name]  # it is finite again
+        series = self.series.get((quantity, name))
+        if series is None:
+            if len(self.series) >= MAX_SERIES:
+                return
+            series = self.series[quantity, name] = Series()
+        series.add(reading, evidence)
+        if quantity in ("loss", "gradient_norm"):
+            series.levelled(reading, evidence)
+
+    def not_finite(self, name: str, place: Place, evidence: Evidence) -> None:
+        """A nan or inf; readings far apart are not in a row (only the newest finite one of a read is known)."""
+        known = self.bad.get(name)
+        apart = known is not None and _far_apart(known.last_place, place, self.interval)
+        self.place(place)
+        if known is None or apart:
+            if len(self.bad) < MAX_SERIES:
+                self.bad[name] = NotFinite(evidence, evidence, place, place)
+            return
+        known.last, known.last_place, known.count = evidence, place, known.count + 1
+
+
+def _far_apart(before: Place, now: Place, interval: int | None) -> bool:
+    if before[0] != now[0] or before[1] is None or now[1] is None or interval is None:
+        return False
+    return now[1] - before[1] > 3 * interval
+
+
+class Reader:
+    """The signals of a catalogue that say how numbers and step counters look."""
+
+    def __init__(self, signals: Iterable[Signal]) -> None:
+        known = [s for s in signals if s.matcher is not None]
+        self._quantities = [(s.quantity, s) for s in known if s.quantity]
+        self._counters = [s for s in known if s.role == "progress" and "(?P<step>" in (s.pattern or "")]
+
+    def numbers(self, text: str) -> list[tuple[str, str, float]]:
+        """(quantity, name, value) of each finite number of a line; times are in seconds."""
+        found = []
+        for quantity, signal in self._quantities:
+            if (fields := _fields(signal, text)) is not None:
+                value, name = _value(fields), normal(fields.get("metric") or quantity)
+                if value is not None and not is_aside(name):
+                    found.append((quantity, name, value))
+        return found
+
+    def step(self, text: str) -> int | None:
+        """The step counter of a line, if it has one."""
+        for signal in self._counters:
+            if (fields := _fields(signal, text)) is not None and fields.get("step"):
+                return int(fields["step"].translate(_DIGITS)) if len(fields["step"]) < 19 else None
+        return None
+
+
+def _fields(signal: Signal, text: str) -> dict[str, str] | None:
+    found = signal.matcher.search(text) if signal.matcher else None
+    if found is None or (signal.exclude and signal.exclude.search(text)):
+        return None
+    return found.groupdict()
+
+
+def _value(fields: dict[str, str]) -> float | None:
+    try:
+        value = float(fields["value"].translate(_DIGITS))
+    except (KeyError, ValueError, AttributeError):
+        return None
+    value *= _UNITS.get(fields.get("unit") or "", 1.0)
+    return 1 / value if fields.get("inverse") and value else value
+
+
+def normal(name: str) -> str:
+    """One spelling of a metric's name."""
+    return " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+
+
+def is_aside(name: str) -> bool:
+    """Whether a metric is one of an evaluation, or a record: nothing that training is judged by."""
+    return _ASIDE.search(name.replace("/", " ")) is not None
+
+
+def is_not_finite(value: str) -> bool:
+    return value.lower().lstrip("+-") in ("nan", "inf", "infinity")

@@ -1,0 +1,196 @@
+"""How fast the job runs, and which rank runs slower than the others."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from denpexd.core.numbers import Series
+
+if TYPE_CHECKING:
+    from denpexd.core.state import JobState
+
+BUCKET = 1.0  # seconds of one entry of the recent past
+RECENT = 1024  # such entries
+PAST = 128  # entries of what lies before, each as long as needed
+BEFORE = 5  # entries that make a former pace
+REPORTS = 3  # in a row: once may be chance
+MATERIAL = 0.2  # share of a step that a difference must have
+OWN = ("own_time", "step_time", "rate")
+LOOK = 1.3  # the smallest factor anybody asks for
+
+
+@dataclass(slots=True)
+class Span:
+    """Some seconds of training and the steps made in them."""
+
+    end: float
+    seconds: float
+    steps: float
+
+    @property
+    def pace(self) -> float:
+        return self.seconds / self.steps
+
+
+@dataclass(slots=True)
+class Tempo:
+    """Seconds of a step over the whole run, as one rank that counts its steps shows it."""
+
+    rank: int | None = None
+    last_t: float = float("-inf")
+    recent: deque[Span] = field(default_factory=deque)
+    past: list[Span] = field(default_factory=list)
+    open: Span | None = None
+
+    def note(self, rank: int, t: float, gap: float, steps: int) -> None:
+        """`steps` steps of training took `gap` seconds until `t`."""
+        if rank != self.rank:
+            if self.rank is not None and t - self.last_t < 60.0 + 10 * (self.pace or 0.0):
+                return  # another rank is the witness
+            self.rank = rank
+        self.last_t = t
+        span = self.open or Span(t, 0.0, 0.0)
+        span.end, span.seconds, span.steps = t, span.seconds + gap, span.steps + steps
+        self.open = span
+        if span.seconds >= BUCKET:
+            self.open = None
+            self._keep(span)
+
+    def _keep(self, span: Span) -> None:
+        self.recent.append(span)
+        if len(self.recent) > RECENT:
+            self.past.append(self.recent.popleft())
+        if len(self.past) > PAST:
+            pairs = zip(self.past[::2], self.past[1::2], strict=False)
+            self.past = [Span(b.end, a.seconds + b.seconds, a.steps + b.steps) for a, b in pairs]
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds of a step lately."""
+        spans = list(self.recent)[-REPORTS:]
+        return median(s.pace for s in spans) if spans else None
+
+    def slower(self, factor: float, lasting: float) -> tuple[float, float] | None:
+        """(usual, now) seconds of a step if steps have taken `factor` times as long for `lasting` seconds."""
+        if not self.recent:
+            return None
+        since = self.recent[-1].end - lasting
+        now = [s for s in self.recent if s.end > since]
+        before = [*self.past, *(s for s in self.recent if s.end <= since)]
+        if len(now) < REPORTS or len(before) < BEFORE or sum(s.seconds for s in now) < 0.5 * lasting:
+            return None
+        usual = _middle(before)
+        if sorted(s.pace for s in now)[len(now) // 4] < factor * usual:
+            return None
+        return usual, _middle(now)
+
+
+def _middle(spans: Sequence[Span]) -> float:
+    """The pace at which half of the time passed."""
+    half, passed = sum(s.seconds for s in spans) / 2, 0.0
+    ordered = sorted(spans, key=lambda s: s.pace)
+    for span in ordered:
+        passed += span.seconds
+        if passed >= half:
+            return span.pace
+    return ordered[-1].pace
+
+
+Slow = dict[int, tuple[float, str, Series | None]]
+"""By rank: how many times as long as the others it takes, in words, and the numbers that show it."""
+
+
+def slow_ranks(job: "JobState") -> Slow:
+    """Ranks whose own time has been well above that of the others in each of their last reports."""
+    kinds: dict[tuple[str, str], dict[int, Series]] = {}
+    for number, state in job.ranks.items():
+        if number >= 0:
+            for key, series in state.numbers.series.items():
+                if key[0] in (*OWN, "wait_time") and len(series.newest) >= REPORTS:
+                    kinds.setdefault(key, {})[number] = series
+    found: Slow = {}
+    for (quantity, name), all_ranks in kinds.items():
+        newest = max(s.newest[-1].t for s in all_ranks.values())
+        ranks = {r: s for r, s in all_ranks.items() if s.newest[-1].t >= newest - max(30.0, 3 * (job.usual or 0.0))}
+        if len(ranks) < 2:
+            continue
+        judge = _by_wait if quantity == "wait_time" else _by_own
+        for rank, (times, text) in judge(job, quantity, name, ranks).items():
+            if rank not in found or found[rank][0] < times:
+                found[rank] = times, text, ranks[rank]
+    return found | {rank: known for rank, known in _lagging(job).items() if rank not in found}
+
+
+def _last(series: Series, quantity: str) -> list[float]:
+    values = [r.value for r in list(series.newest)[-REPORTS:]]
+    return [1 / v if v > 0 else float("inf") for v in values] if quantity == "rate" else values
+
+
+def _others(values: dict[int, float], rank: int) -> float:
+    """The middle of the other ranks; of many ranks one does not move it."""
+    return median(v for r, v in values.items() if r != rank or len(values) > 16)
+
+
+def _by_own(job: "JobState", quantity: str, name: str, ranks: dict[int, Series]) -> dict[int, tuple[float, str]]:
+    typical = {r: median(_last(s, quantity)) for r, s in ranks.items()}
+    step = seconds_of_step(job)
+    found = {}
+    for rank, series in ranks.items():
+        least, others = min(_last(series, quantity)), _others(typical, rank)
+        if others <= 0 or least < LOOK * others:
+            continue
+        if quantity == "own_time" and (step is None or least - others < MATERIAL * step):
+            continue
+        unit = "s a sample" if quantity == "rate" else "s"
+        text = f"{name}: {least:.3g} {unit} or more in its last {REPORTS} reports, the others {others:.3g} {unit}"
+        found[rank] = least / others, text
+    return found
+
+
+def _by_wait(job: "JobState", quantity: str, name: str, ranks: dict[int, Series]) -> dict[int, tuple[float, str]]:
+    """Everybody waits for the slow rank, which does not wait: what is left of a step is its own time."""
+    step = seconds_of_step(job)
+    typical = {r: median(_last(s, quantity)) for r, s in ranks.items()}
+    if step is None or max(typical.values()) > 1.1 * step:
+        return {}
+    found = {}
+    for rank, series in ranks.items():
+        most, others = max(_last(series, quantity)), _others(typical, rank)
+        own, of_others = step - most, max(step - others, 0.02 * step)
+        if others - most >= MATERIAL * step and own >= LOOK * of_others:
+            text = f"{name}: {most:.3g} s at most in its last {REPORTS} reports, while the others wait {others:.3g} s"
+            found[rank] = own / of_others, text + f" of a step of {step:.3g} s"
+    return found
+
+
+def seconds_of_step(job: "JobState") -> float | None:
+    """Seconds of one step of the job lately: as printed, else by the pace of its counters."""
+    printed = [
+        series.newest[-1].value
+        for state in job.ranks.values()
+        for (quantity, _), series in state.numbers.series.items()
+        if quantity == "step_time" and series.newest
+    ]
+    return median(printed) if printed else job.tempo.pace
+
+
+def _lagging(job: "JobState") -> Slow:
+    """Ranks that need longer for a step and fall behind: where ranks do not wait for each other."""
+    counted = {r: s for r, s in job.ranks.items() if r >= 0 and s.step is not None and len(s.rhythm.steps) >= 10}
+    steps = {r: s.step or 0 for r, s in counted.items()}
+    if len(steps) < 2 or max(steps.values()) - min(steps.values()) < 5:
+        return {}
+    paces = {r: p for r, s in counted.items() if (p := s.rhythm.step_seconds)}
+    found: Slow = {}
+    for rank, own in paces.items():
+        if len(paces) < 2:
+            break
+        usual, place = _others(paces, rank), _others({r: float(n) for r, n in steps.items()}, rank)
+        if usual > 0 and own >= LOOK * usual and place - steps[rank] >= 5:
+            text = (
+                f"takes {own:.3g} s for a step, the others {usual:.3g} s, and is {place - steps[rank]:.0f} steps behind"
+            )
+            found[rank] = own / usual, text, None
+    return found
