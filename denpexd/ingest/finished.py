@@ -22,6 +22,7 @@ from denpexd.errors import SourceError
 from denpexd.ingest.discover import Discovery, Found
 from denpexd.ingest.layouts import rank_of
 from denpexd.ingest.patterns import is_magic
+from denpexd.ingest.unpaste import LARGEST, restored
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class Finished:
                 return
             with tempfile.TemporaryFile() as copy:
                 if self.stream is not None:
+                    copy.write(restored(self.stream.read(LARGEST + 1)))
                     shutil.copyfileobj(self.stream, copy)
                 else:
                     with gzip.open(path) as packed:

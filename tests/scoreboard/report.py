@@ -13,8 +13,10 @@ PARTS = ("", "hang ", "no hang ", "world > 2 ", "recorded ", "reconstructed ")
 INTRODUCTION = """\
 # How often denpexd is right
 
-`make score` plays {cases:g} cases with the shipped rules in simulated time and fails if a figure falls below the recorded one.
-{recorded} cases are **recorded**: real torch jobs (2.13, gloo, CPU) with an injected fault. {reconstructed} are **reconstructed**
+`make score` plays {cases:g} cases with the shipped rules in simulated time and fails if a figure falls below the
+recorded one.
+{recorded} cases are **recorded**: real torch jobs (2.13, gloo, CPU) with an injected fault. {reconstructed} are
+**reconstructed**
 from the message formats of the programs and from public reports: nobody ran those jobs on the hardware they speak of.
 {healthy} are healthy jobs with frightening words, which must stay silent.
 

@@ -1,0 +1,102 @@
+"""Text as it comes out of a ticket, a chat or a terminal, made a log again.
+
+What was put around the log is taken off where nearly all lines have it: quotation marks of mail, line numbers,
+HTML entities, the frame of a table or a comment. Lines that were cut at a fixed width, in the middle of words, are
+joined. Text without such traces comes back as it is.
+"""
+
+import html
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+
+LARGEST = 8 << 20
+"""Bytes: nobody pastes more; larger input is a log that was piped."""
+
+_NEARLY_ALL = 0.9
+_QUOTED = re.compile(r"^\s{0,3}>\s?")
+_NUMBERED = re.compile(r"^\s{0,8}(\d{1,7})(?:[ \t]*[:|)\]│](?:\s|$)|\.\s|\t| {1,3})")
+_FRAMED = re.compile(r"^\s*[|│┃#*]\s?(.*?)\s*[|│┃]?$")
+_ENTITY = re.compile(r"&(?:lt|gt|amp|quot|apos|nbsp|#\d{1,5}|#x[0-9a-f]{1,5});", re.IGNORECASE)
+_NARROWEST, _FULL = 40, 3
+_WIDEST = 400
+
+
+def restored(data: bytes) -> bytes:
+    """The pasted log without what pasting did to it."""
+    if len(data) > LARGEST:
+        return data
+    text = data.decode(errors="surrogateescape")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    for take_off in (_unquoted, _unnumbered, _unquoted, _unframed):
+        lines = take_off(lines)
+    if sum(bool(_ENTITY.search(line)) for line in lines) >= 1:
+        lines = [html.unescape(line) for line in lines]
+    lines = _joined(lines)
+    return "\n".join(lines).encode(errors="surrogateescape")
+
+
+def _filled(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.strip()]
+
+
+def _without(lines: list[str], pattern: re.Pattern[str], accept: Callable[[list[str]], bool]) -> list[str]:
+    filled = _filled(lines)
+    if len(filled) < 2 or not accept(filled):
+        return lines
+    return [pattern.sub("", line, count=1) for line in lines]
+
+
+def _unquoted(lines: list[str]) -> list[str]:
+    return _without(lines, _QUOTED, lambda filled: _share(filled, _QUOTED) >= _NEARLY_ALL)
+
+
+def _unnumbered(lines: list[str]) -> list[str]:
+    """Numbers count as line numbers when they grow by one; steps of training and times do not stand so on each line."""
+
+    def counting(filled: list[str]) -> bool:
+        if _share(filled, _NUMBERED) < _NEARLY_ALL or len(filled) < 3:
+            return False
+        numbers = [int(found[1]) for line in filled if (found := _NUMBERED.match(line))]
+        steps = [b - a for a, b in pairwise(numbers)]
+        return sum(0 < step <= 3 for step in steps) >= _NEARLY_ALL * len(steps)  # blank lines count too
+
+    return _without(lines, _NUMBERED, counting)
+
+
+def _unframed(lines: list[str]) -> list[str]:
+    filled = _filled(lines)
+    if len(filled) < 3 or _share(filled, re.compile(r"^\s*[|│┃]")) < _NEARLY_ALL:
+        return lines
+    return [_FRAMED.sub(r"\1", line) for line in lines]
+
+
+def _share(lines: list[str], pattern: re.Pattern[str]) -> float:
+    return sum(bool(pattern.match(line)) for line in lines) / len(lines)
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """Lines of exactly the greatest width go on in the next one, if several have it and none is longer."""
+    widths = Counter(len(line) for line in lines)
+    width = max(widths)
+    if not _NARROWEST <= width <= _WIDEST or widths[width] < _FULL or widths[width] < 2 * widths[width - 1]:
+        return lines
+    found: list[str] = []
+    rests: list[str] = []
+    goes_on = False
+    for line in lines:
+        if goes_on:
+            found[-1] += line
+            rests.append(line)
+        else:
+            found.append(line)
+        goes_on = len(line) == width
+    starts = {_start(line) for line in found}
+    alike = sum(_start(line) in starts for line in rests)
+    return lines if alike > 0.3 * len(rests) else found
+
+
+def _start(line: str) -> str:
+    """How a line begins; the lines of a program that are all equally long begin alike, rests of cut lines do not."""
+    return re.sub(r"\d", "0", line[:6])
