@@ -208,12 +208,12 @@ class Intake:
                 state.total = total or state.total
                 return  # a bar that has only been drawn
             loss = fields.get("loss")
-            if (step, epoch) == (state.step if step is not None else None, state.epoch) and loss in (None, state.loss):
+            if step in (None, state.step) and epoch in (None, state.epoch) and loss in (None, state.loss):
                 return  # drawn or printed again
             state.loss = loss or state.loss
             was, steps = state.phase, (step - state.step) if step is not None and state.step is not None else 0
             self._leave_phase(state, event.t)
-            state.step, state.epoch = step if step is not None else state.step, epoch
+            state.step, state.epoch = step if step is not None else state.step, epoch or state.epoch
             state.total = total or state.total
             self.job.trained_t = max(self.job.trained_t, event.t)
             self._measure(state, event)

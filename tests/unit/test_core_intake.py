@@ -371,3 +371,11 @@ def test_a_new_attempt_forgets_the_failures_and_keeps_the_rhythm(memory: Memory)
     assert (state.raised, state.exits, state.seen, state.step, state.phase) == ([], [], {}, None, "start")
     assert (memory.job.attempt, memory.job.started_t, memory.job.moved_t) == (1, 20.0, None)
     assert state.rhythm.usual == 1.0
+
+
+def test_a_bar_that_is_drawn_again_after_a_line_with_an_epoch_moves_nothing(memory: Memory) -> None:
+    memory.at(1.0, step(0, 300))
+    memory.at(2.0, line(0, "step", epoch="2.95"))
+    before = memory.rank().moves
+    memory.at(500.0, step(0, 300))
+    assert memory.rank().moves == before
