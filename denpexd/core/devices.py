@@ -196,9 +196,11 @@ def _of_node(job: "JobState", near: list[int], *, certain: bool) -> tuple[int, .
 def _index(job: "JobState", line: Noticed, near: list[int], *, certain: bool) -> int | None:
     """The rank of the node's n-th GPU. ROCm's agents count the CPU sockets first, of which servers have two."""
     if (hsa := line.fields.get("hsa", "")).isdigit():
-        tellers = sorted({n.first.teller for n in job.devices.lines.values() if n.signal == line.signal})
-        if len(tellers) == 1 and tellers[0] != UNKNOWN_RANK:
-            return tellers[0]  # only the process that caused it says so
+        same = [n for n in job.devices.lines.values() if n.signal == line.signal]
+        tellers = sorted({n.first.teller for n in same})
+        alone = len(tellers) == len({n.fields.get("hsa") for n in same})
+        if alone and line.first.teller != UNKNOWN_RANK:
+            return line.first.teller  # only the process that caused it says so
         at, near = int(hsa) - 2, [r for r in tellers if r != UNKNOWN_RANK]  # every process of the node says so
     elif certain and line.fields.get("gpu", "").isdigit():
         at = int(line.fields["gpu"])
