@@ -311,6 +311,8 @@ class PlainFact(FactSignal):
         "missing_rank",
         "unreported",
         "named_peer",
+        "whole_nodes",
+        "complete",
     ]
 
 

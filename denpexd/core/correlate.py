@@ -54,10 +54,10 @@ FIELD_FACTS = (
 )
 WAIT_FACTS = ("no_report", "timed_out", "worked_on", "unreported", "named_peer", "missing_rank")
 STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
-PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong")
+PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
 PACE_FACTS = ("slow", "throughput", "spike", "overlong")  # of many
-END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps")
+END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps", "complete", "unreported")
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -173,7 +173,7 @@ class Correlator:
                 self._hit(event)
             case Raised():
                 self._intake.raised(event)
-                self._touch(self._index.facts("raised", "gone"), news=True)
+                self._touch(self._index.facts("raised", "gone", "whole_nodes"), news=True)
                 self._want(out, "process", (event.rank,), "an exception was printed")
             case Frames():
                 self._intake.frames(event)

@@ -242,6 +242,8 @@ FACTS: Mapping[str, Fact] = {
     "unreported": startup.unreported,
     "named_peer": startup.named_peer,
     "rank_is": startup.rank_is,
+    "complete": startup.complete,
+    "whole_nodes": startup.whole_nodes,
     "stated_odd": stated.stated_odd,
     "stated_differs": stated.stated_differs,
     "stated_same": stated.stated_same,

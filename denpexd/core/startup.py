@@ -26,11 +26,27 @@ def rank_is(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
     return [observed(rank, now, f"it is rank {number}", signal.means)] if rank.rank == number else []
 
 
+def complete(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Its loop reached its last step, or it said after its last step that training is over, or it left with 0."""
+    said = rank.seen.get("phase.end")
+    if said is not None and said.last.t >= rank.moved_t:
+        return [said.last.saying(signal.means)]
+    reached = rank.total is not None and rank.step is not None and 1 < rank.total <= rank.step + 1
+    if rank.phase == "end" or reached or any(e.event.code == 0 for e in rank.exits):
+        return [observed(rank, now, f"it was done (last step {rank.step})", signal.means)]
+    return []
+
+
 def unreported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Other ranks reported a loss or a timeout; this one said nothing of the kind and did not end well."""
-    ended = rank.phase == "end" or any(e.event.code == 0 for e in rank.exits)
     others = [s.reported for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.reported]
-    if not others or ended or rank.rank < 0 or rank.reported or rank.moved_t > min(e.t for e in others):
+    if (
+        not others
+        or complete(job, rank, signal, now, limits)
+        or rank.rank < 0
+        or rank.reported
+        or rank.moved_t > min(e.t for e in others)
+    ):
         return []
     text = "reported nothing" if rank.heard else "was never heard from"
     return [observed(rank, now, f"{text} when {len(others)} others did", signal.means)]
@@ -52,6 +68,31 @@ def named_peer(job: JobState, rank: RankState, signal: Signal, now: float, limit
 def _hosts(rank: RankState) -> set[str]:
     said = {value for s in rank.seen.values() for key in ("host", "address") if (value := s.fields.get(key))}
     return said | ({rank.node} if rank.node else set())
+
+
+def whole_nodes(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """It raised an error of its own, as did every rank of its node, and no rank of the other nodes did."""
+    failed = job.once("failed", lambda: _failed(job))
+    if rank.rank not in failed or not _are_nodes(job, frozenset(failed)):
+        return []
+    text = f"ranks {min(failed)}-{max(failed)} raised errors of their own: all of their nodes, none of others"
+    return [observed(rank, now, text, signal.means)]
+
+
+def _failed(job: JobState) -> set[int]:
+    return {r for r, s in job.ranks.items() if r >= 0 and any(e.event.uncaught and not e.collateral for e in s.raised)}
+
+
+def _are_nodes(job: JobState, some: frozenset[int]) -> bool:
+    """Whether these ranks are whole nodes; where nodes are not known: one of several equal blocks of ranks."""
+    ranks = job.universe
+    nodes = {r: job.ranks[r].node for r in ranks if r in job.ranks and job.ranks[r].node}
+    if len(nodes) == len(ranks):
+        inside = {nodes[r] for r in some}
+        return some == {r for r in ranks if nodes[r] in inside} and len(some) < len(ranks)
+    size, first = len(some), min(some)
+    block = max(some) - first + 1 == size and first % size == 0
+    return block and 1 < size < len(ranks) and len(ranks) % size == 0
 
 
 def missing_rank(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

@@ -6,7 +6,7 @@ import pytest
 
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core.cadence import Limits
-from denpexd.core.events import UNKNOWN_RANK, Exit, Frame, Frames, Hit, Joined
+from denpexd.core.events import UNKNOWN_RANK, Exit, Frame, Frames, Hit, Joined, Raised
 from denpexd.core.facts import holds
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
@@ -196,3 +196,31 @@ def test_a_role_about_absence_may_hold_ranks_that_were_never_heard(world: World)
     world.line(30.0, 0, COUNT, joined="3", world="4")
     roles = RENDEZVOUS.correlation.roles if RENDEZVOUS.correlation else ()
     assert judge(world, *roles, initiating=("missing",)) == (2,)
+
+
+def test_errors_of_all_ranks_of_a_node_and_of_no_other(world: World) -> None:
+    def fail(rank: int) -> None:
+        world.job.seq += 1
+        world.intake.raised(Raised(9.0, rank, "log", 0, "x", (("AttributeError", "no"),), (), uncaught=True))
+
+    fail(2)
+    assert world.who("whole_nodes") == []
+    fail(3)
+    assert world.who("whole_nodes") == [2, 3]
+    fail(1)
+    assert world.who("whole_nodes") == []
+
+
+def test_known_nodes_decide_which_ranks_belong_together(world: World) -> None:
+    for rank, node in enumerate("abab"):
+        world.intake.joined(Joined(0.0, rank, node=node))
+    for rank in (0, 2):
+        world.intake.raised(Raised(9.0, rank, "log", 0, "x", (("ImportError", "no"),), (), uncaught=True))
+    assert world.who("whole_nodes") == [0, 2]
+
+
+def test_a_loop_that_reached_its_end_is_complete_whatever_follows(world: World) -> None:
+    state = world.job.rank(1)
+    state.step, state.total, state.phase = 690, 690, "checkpoint"
+    world.line(5.0, 2, "phase.end").line(6.0, 2, "phase.checkpoint")
+    assert world.who("complete") == [1, 2]
