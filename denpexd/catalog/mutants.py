@@ -15,7 +15,9 @@ from denpexd.core.rule import Correlation, Role, Rule, Signal
 EASIER = {"one": "any", "minority": "any", "majority": "any", "all": "any", "any": "maybe", "rest": "maybe"}
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
-REQUIRED = {"metric_spread": ("name",), "phase": ("name",), "phase_alone": ("name",)}
+REQUIRED = {"metric_spread": ("name",), "phase": ("name",), "phase_alone": ("name",)} | {
+    fact: ("name",) for fact in ("stated_odd", "stated_differs", "stated_same")
+}
 """Parameters without which a fact says nothing."""
 
 

@@ -22,8 +22,9 @@ def starting(job: JobState, rank: RankState, signal: Signal, now: float, limits:
 
 
 def rank_is(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    number = int(signal.params.get("number", 0))
-    return [observed(rank, now, f"it is rank {number}", signal.means)] if rank.rank == number else []
+    if signal.params.get("number", rank.rank) != rank.rank:
+        return []
+    return [observed(rank, now, f"it is rank {rank.rank}", signal.means)]
 
 
 def complete(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
