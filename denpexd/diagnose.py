@@ -23,6 +23,7 @@ from denpexd.core.events import (
     Hit,
     Joined,
     Output,
+    Raised,
     Tick,
     Want,
 )
@@ -54,6 +55,7 @@ MOST_NAMED = 5
 LARGEST_DUMP = 4 << 20
 LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves
 ABOVE = 4 << 10  # how far above an event a timestamp is looked for
+LAST_WORDS = 4 << 10
 QUIET_ROLES = ("progress", "metric", "config")
 STARTING = ("init", "load")
 
@@ -174,6 +176,16 @@ class Diagnosis:
                 told.stopped.append(place)
             elif signal.role == "progress":
                 told.moves.append(place)
+        self._take_last_words(told)
+
+    @staticmethod
+    def _take_last_words(told: Told) -> None:
+        """An exception of which only the last line is there ended the program if the log ends with it."""
+        moved = max(told.moves, default=-1)
+        near = told.size - LAST_WORDS
+        for number, (place, event) in enumerate(told.events):
+            if isinstance(event, Raised) and not event.frames and place > max(moved, near) and not told.ended:
+                told.events[number] = place, replace(event, uncaught=True)
 
     # --- one job ----------------------------------------------------------------------------------------------------
 

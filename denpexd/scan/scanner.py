@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import re2
 
 from denpexd.core.rule import Signal
-from denpexd.scan import blocks
+from denpexd.scan import bare, blocks
 from denpexd.scan.engine import Engine, EngineFactory
 from denpexd.scan.launcher import PATTERNS, SUMMARY
 from denpexd.scan.lines import segment_end
@@ -20,6 +20,7 @@ _BUILT_IN = PATTERNS | {
     "faulthandler": blocks.FAULTHANDLER,
     "watchdog": blocks.WATCHDOG,
     "summary": SUMMARY,
+    "exception": bare.EXCEPTION,
 }
 _NAMES = tuple(_BUILT_IN)
 _MATCHERS = {name: re2.compile(pattern) for name, pattern in _BUILT_IN.items()}

@@ -7,6 +7,7 @@ were cut into reads changes nothing, except for progress, of which only the late
 
 from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
 from denpexd.core.rule import Signal
+from denpexd.scan.bare import bare_exception
 from denpexd.scan.blocks import Opening
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
 from denpexd.scan.lines import View, is_handled, segment_end, shorten, view
@@ -267,18 +268,18 @@ class Stream:
         name, groups = found
         if name in PATTERNS:
             self._emit(self._launcher.read(name, line, groups, self._t, self._at, self._history))
+        elif name == "exception":
+            if "traceback" not in kept and not is_handled(line.text, known=self._scanner.handles(line.text)):
+                raised = bare_exception(self._opening(line), groups)
+                self._emit([] if raised is None else [raised])
         elif name not in kept:
-            rank, before = line.rank, ""
-            if name == "traceback":
-                before, entry = self._line_above(line, above), self._blocks.entry_rank(line)
-                rank = rank if entry is None else entry
-            self._emit(
-                self._blocks.open(
-                    name,
-                    line,
-                    Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history),
-                )
-            )
+            above_it = self._line_above(line, above) if name == "traceback" else ""
+            self._emit(self._blocks.open(name, line, self._opening(line, above_it, entry=name == "traceback")))
+
+    def _opening(self, line: Line, before: str = "", *, entry: bool = False) -> Opening:
+        named = self._blocks.entry_rank(line) if entry else None
+        rank = line.rank if named is None else named
+        return Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history)
 
     def _line_above(self, line: Line, above: bytes) -> str:
         """The last line of the same writer before this one."""

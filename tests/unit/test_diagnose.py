@@ -357,3 +357,20 @@ def test_the_coverage_names_the_ranks_that_ended_and_those_left_out(diagnosis: D
 def test_the_coverage_of_a_stream_without_ranks_or_steps(diagnosis: Diagnosis) -> None:
     assert verdicts(diagnosis, "-", stdin="hello\n") == []
     assert diagnosis.coverage.text().startswith("Read: 1 file, no rank known, no step seen, no end line seen. ")
+
+
+def test_the_last_line_of_a_traceback_alone_is_explained_where_the_log_ends_with_it(
+    diagnosis: Diagnosis,
+) -> None:
+    words = "OSError: Can't read data (inflate() failed)\n"
+    for text in (words, STEPS + words, f"[rank3]: {words}"):
+        assert [v["failure"] for v in verdicts(diagnosis, "-", stdin=text)] == ["hdf5-data-corruption"]
+    later = STEPS.replace("epoch 0", "epoch 1")
+    assert verdicts(diagnosis, "-", stdin=STEPS + words + later) == []
+
+
+def test_what_pasting_did_to_a_log_is_undone(diagnosis: Diagnosis) -> None:
+    for text in ("".join(f"> {line}\n" for line in (STEPS + BOOM).splitlines()), (STEPS + BOOM).replace('"', "&quot;")):
+        (found,) = verdicts(diagnosis, "-", stdin=text)
+        assert found["failure"] == "single-rank-exception"
+        assert "bad sample at index 17" in str(found["evidence"])

@@ -12,9 +12,9 @@ LOG = (
     b"[rank3]: Traceback (most recent call last):\n"
     b'[rank3]:   File "/workspace/very/long/path/to/some/package/data/collate.py", line 118, in collate_padded_batch\n'
     b"[rank3]:     raise ValueError(\"sample 17 has 0 tokens & <pad> 'x'\")\n"
-    b"[rank3]: ValueError: sample 17 has 0 tokens and this sentence goes on to be wider than a terminal is\n"
+    b"[rank3]: ValueError: sample 17 has 0 tokens and this sentence goes on to be far wider than a terminal is\n"
     b"\n"
-    b"srun: error: node-0: task 3: Exited with exit code 1 and more words so that this line is wide as well\n"
+    b"srun: error: node-0: task 3: Exited with exit code 1 and more words so that this line is wide too\n"
 )
 LINES = LOG.decode().split("\n")[:-1]
 

@@ -342,3 +342,35 @@ def test_canonical_paths() -> None:
         ("<string>", "<string>"),
     ):
         assert canonical_path(path) == wanted
+
+
+# --- exceptions without their traceback -------------------------------------------------------------------------------
+
+
+def test_an_exception_printed_without_its_traceback_is_told_but_has_ended_nothing() -> None:
+    for line in (
+        "lmdb.CorruptedError: mdb_get: MDB_CORRUPTED: Located page was wrong type",
+        "[rank3]: lmdb.CorruptedError: mdb_get: MDB_CORRUPTED: Located page was wrong type",
+        "2025-10-14 03:00:10,000 ERROR train: lmdb.CorruptedError: mdb_get: MDB_CORRUPTED: Located page was wrong type",
+        "[ERROR] step failed: lmdb.CorruptedError('mdb_get: MDB_CORRUPTED: Located page was wrong type')",
+    ):
+        (found,) = raised(line)
+        assert found.chain == (("lmdb.CorruptedError", "mdb_get: MDB_CORRUPTED: Located page was wrong type"),)
+        assert not found.frames
+        assert found.uncaught == line.startswith("[rank3]")  # that is what torch's hook prints
+
+
+def test_words_about_exceptions_are_none() -> None:
+    for line in (
+        "class ValueError: raised for bad values",
+        "INFO retry policy: on ConnectionError: wait 3 s",
+        "WARNING data: skipped 17.jpg: ValueError: bad header",
+        "2025-10-14 ERROR reading shard 3 failed (attempt 1/5): OSError: timeout; retrying",
+        "Error: nothing",
+        "SomeException: ",
+    ):
+        assert raised(line) == []
+
+
+def test_the_last_line_of_a_traceback_is_not_told_twice() -> None:
+    assert len(raised(PLAIN)) == 1
