@@ -17,13 +17,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TextIO
 
-from denpexd.catalog.load import load as load_rules
 from denpexd.catalog.load import shipped_rules
+from denpexd.catalog.packs import Packs, load_packs
 from denpexd.clock import Clock, SteadyClock
 from denpexd.core.cadence import Limits
-from denpexd.core.rule import Catalog
 from denpexd.daemon import CollectorLike, Daemon
-from denpexd.errors import DenpexdError, RuleErrors, SettingsError
+from denpexd.errors import SettingsError
 from denpexd.evidence.collect import Collector
 from denpexd.evidence.procs import Processes
 from denpexd.ingest.discover import Discovery
@@ -34,8 +33,7 @@ from denpexd.notify.post import new_client
 from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
-from denpexd.scan.engine import choose_engine
-from denpexd.scan.stream import Scanner
+from denpexd.reload import Rules, make_scanner
 from denpexd.settings import Settings, read_secret
 from denpexd.state import of_daemon
 from denpexd.systemd_notify import sd_notify
@@ -50,19 +48,14 @@ def limits_of(settings: Settings) -> Limits:
     return Limits(min_silence=settings.hang.min_silence, budgets=dict(settings.hang.budgets.model_dump()))
 
 
-def load_catalog(settings: Settings) -> Catalog:
-    """Shipped rules and packs; a mistake in one rule is said and leaves out that rule only."""
-    catalog, errors = load_rules([shipped_rules(), *settings.rules])
-    for error in errors:
+def load_rules(settings: Settings) -> Packs:
+    """Shipped rules and packs; a mistake in one file is said and leaves out that file only."""
+    packs = load_packs(settings.rules)
+    for error in packs.errors:
         log.error("rule left out: %s", error)
-    if not catalog.rules:
+    if not packs.catalog.rules:
         raise SettingsError(f"no usable rule in {shipped_rules()}; reinstall denpexd or mend the rules named above")
-    return catalog
-
-
-def make_scanner(catalog: Catalog) -> Scanner:
-    """All log signals compiled into one scanner, with the fastest engine that works here."""
-    return Scanner([s for s in catalog.signals.values() if s.kind == "log"], choose_engine())
+    return packs
 
 
 async def run(
@@ -90,7 +83,8 @@ async def run(
     """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
-        catalog = load_catalog(settings)
+        rules = Rules(load_rules(settings), clock, reread)
+        catalog = rules.packs.catalog
         scanner = make_scanner(catalog)
         sock = await asyncio.to_thread(_listen, settings.web.host, settings.web.port, any_port=any_port)
         cleanup.callback(sock.close)
@@ -115,10 +109,10 @@ async def run(
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
-        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock)
+        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
-        app = create_app(daemon.view(), token=token, host=settings.web.host)
-        _signals(daemon, reread)
+        app = create_app(daemon.view(), token=token, host=settings.web.host, reload=daemon.reload)
+        _signals(daemon)
         notify = os.environ.get("NOTIFY_SOCKET")
 
         def ready(url: str) -> None:
@@ -171,10 +165,10 @@ def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:
     return sock
 
 
-def _signals(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
+def _signals(daemon: Daemon) -> None:
     """SIGTERM and SIGINT stop in order, a second one at once; SIGHUP takes new rules."""
     loop = asyncio.get_running_loop()
-    reloads: set[asyncio.Task[None]] = set()
+    reloads: set[asyncio.Task[tuple[bool, str]]] = set()
 
     def stop() -> None:
         if daemon.stopping.is_set():
@@ -182,7 +176,7 @@ def _signals(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
         daemon.stopping.set()
 
     def reload() -> None:
-        task = loop.create_task(_reload(daemon, reread))
+        task = loop.create_task(daemon.reload())
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -192,24 +186,3 @@ def _signals(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
         loop.add_signal_handler(signal.SIGHUP, reload)
     except (RuntimeError, ValueError):
         log.debug("not in the main thread: signals are not handled here")
-
-
-async def _reload(daemon: Daemon, reread: Callable[[], Settings] | None) -> None:
-    """Check configuration and rules; take the rules if all are good, else keep what is in force."""
-
-    def read() -> tuple[Catalog, Scanner]:
-        folders = reread().rules if reread is not None else []
-        catalog, errors = load_rules([shipped_rules(), *folders])
-        if errors:
-            raise RuleErrors(errors)
-        return catalog, make_scanner(catalog)
-
-    try:
-        catalog, scanner = await asyncio.to_thread(read)
-    except DenpexdError as error:
-        daemon.reload_ok = False
-        log.error("reload refused, the former rules stay in force: %s", error)
-        return
-    daemon.pipeline.use(catalog, scanner)
-    daemon.reload_ok = True
-    log.info("%d rules in force; other settings are taken at a restart", len(catalog.rules))

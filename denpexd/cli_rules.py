@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from denpexd.terminal import EXISTING, PACKS, catalogue, fail, form
+from denpexd.terminal import EXISTING, PACKS, catalogue, columns, fail, form
 
 if TYPE_CHECKING:
     from denpexd.catalog.load import Loaded
@@ -87,6 +87,35 @@ def test(which: tuple[str, ...], packs: tuple[Path, ...], clauses: str, workers:
     files = [_file(one, [shipped_rules(), *packs]) for one in which]
     where = list(dict.fromkeys([shipped_rules(), *packs, *(rule_folder(file) for file in files)]))
     _finish(_checked(where, clauses, workers, only=files), form)
+
+
+@rules.command()
+@PACKS
+@form("text", "json")
+def packs(packs: tuple[Path, ...], form: str) -> None:
+    """Where rules come from: shipped, from folders, from installed distributions; and every mistake in them.
+
+    Exit code 0: no mistakes, 1: some files are left out.
+    """
+    from denpexd.catalog.packs import load_packs
+
+    found = load_packs(packs)
+    if form == "json":
+        rows = [
+            {"name": s.pack.name, "kind": s.pack.kind, "folder": str(s.pack.folder), "origin": s.pack.origin}
+            | {"rules": s.rules, "signals": s.signals, "errors": [str(error) for error in s.errors]}
+            for s in found.states
+        ]
+        click.echo(json.dumps({"packs": rows}, indent=2))
+    else:
+        cells = [("pack", "kind", "rules", "signals", "mistakes", "from")]
+        for s in found.states:
+            where = f"{s.pack.origin} ({s.pack.folder})" if s.pack.origin else str(s.pack.folder)
+            cells.append((s.pack.name, s.pack.kind, str(s.rules), str(s.signals), str(len(s.errors)), where))
+        click.echo(columns(cells))
+        for error in found.errors:
+            click.echo(str(error))
+    sys.exit(1 if found.errors else 0)
 
 
 @rules.command()

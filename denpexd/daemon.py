@@ -17,6 +17,7 @@ from denpexd.notify.redact import redact_verdict
 from denpexd.notify.sinks import filters
 from denpexd.pipeline import Change, Outcome, Pipeline
 from denpexd.reader import Reader
+from denpexd.reload import Rules
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
 from denpexd.systemd_notify import sd_notify
@@ -83,11 +84,12 @@ class Daemon:
         deliverer: Deliverer,
         collector: CollectorLike,
         clock: Clock,
+        rules: Rules,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
-        self.reload_ok = True
+        self.rules = rules
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
@@ -268,13 +270,16 @@ class Daemon:
             events = await self.collector.collect(want)
             await self.handle(self.pipeline.evidence(job, events))
 
+    async def reload(self) -> tuple[bool, str]:
+        """Take the rules as they are in the files now, all or nothing; whether they were taken, and what to say."""
+        return await self.rules.reload(self.pipeline)
+
     # --- what is shown ----------------------------------------------------------------------------------------------
 
     def view(self) -> DaemonView:
         """What the web side asks."""
-        return DaemonView(
-            self.pipeline, self.incidents, self._incidents.get, self.stats, self.clock.now, self.healthy, self.ready
-        )
+        asked = self.incidents, self._incidents.get, self.stats, self.clock.now, self.healthy, self.ready
+        return DaemonView(self.pipeline, *asked, lambda: self.rules.packs)
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
         """Newest first."""
@@ -298,7 +303,7 @@ class Daemon:
 
     def stats(self) -> Stats:
         """All counters, copied."""
-        now = self.clock.wall()
+        now, packs = self.clock.wall(), self.rules.packs.states
         jobs = self.pipeline.jobs.values()
         open_now = self.pipeline.open_labels
         return Stats(
@@ -325,5 +330,9 @@ class Daemon:
             incidents_open=dict(open_now),
             fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
             blind=self.blind,
-            config_reload_ok=self.reload_ok,
+            config_reload_ok=self.rules.ok,
+            config_reloads=dict(self.rules.counts),
+            config_taken_at=self.rules.taken_at,
+            rules={state.pack.name: state.rules for state in packs},
+            rule_errors={state.pack.name: len(state.errors) for state in packs},
         )

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from denpexd.catalog.packs import Packs
 from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
 from denpexd.pipeline import Pipeline
-from denpexd.web.view import JobView, RankView, Stats
+from denpexd.web.view import JobView, PackView, RankView, Stats
 from denpexd.web.view import RankState as Shown
 
 Verdict = Mapping[str, object]
@@ -24,9 +25,11 @@ class DaemonView:
         now: Callable[[], float],
         health: Callable[[], tuple[bool, str]],
         readiness: Callable[[], tuple[bool, str]],
+        packs: Callable[[], Packs],
     ) -> None:
         self._pipeline, self._incidents, self._incident = pipeline, incidents, incident
         self._stats, self._now, self._health, self._readiness = stats, now, health, readiness
+        self._packs = packs
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
         return self._incidents(state, limit)
@@ -36,6 +39,20 @@ class DaemonView:
 
     def jobs(self) -> Sequence[JobView]:
         return [job_view(job.core.job, self._now(), job.core.verdicts()) for job in self._pipeline.jobs.values()]
+
+    def packs(self) -> Sequence[PackView]:
+        return [
+            PackView(
+                name=state.pack.name,
+                kind=state.pack.kind,
+                folder=str(state.pack.folder),
+                origin=state.pack.origin,
+                rules=state.rules,
+                signals=state.signals,
+                errors=[str(error) for error in state.errors],
+            )
+            for state in self._packs().states
+        ]
 
     def stats(self) -> Stats:
         return self._stats()

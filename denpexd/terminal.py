@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -30,13 +30,13 @@ def fail(message: str) -> NoReturn:
 
 
 def catalogue(packs: tuple[Path, ...] = ()) -> "Catalog":
-    """The shipped rules and those of the packs; says what had to be left out."""
-    from denpexd.catalog.load import load, shipped_rules
+    """The shipped rules, those of installed packs and of these folders; says what had to be left out."""
+    from denpexd.catalog.packs import load_packs
 
-    catalog, errors = load([shipped_rules(), *packs])
-    for error in errors:
+    found = load_packs(packs)
+    for error in found.errors:
         click.echo(f"denpexd: rule left out: {error}", err=True)
-    return catalog
+    return found.catalog
 
 
 def color(no_color: bool = False) -> bool:
@@ -52,3 +52,10 @@ def whole() -> bool:
 def width() -> int:
     """Columns to use for prose."""
     return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells below each other."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)

@@ -301,12 +301,17 @@ class Correlator:
         if at_tick:
             stop = self.incidents.get("stop")
             explained = self._below[winner.rule.id] if winner is not None else frozenset()
-            for rule_id, rule in self.catalog.rules.items():
-                if stop is not None and stop.candidate.rule is rule:
+            for rule_id in self._degradations():
+                if stop is not None and stop.candidate.rule.id == rule_id:
                     continue
                 live = rule_id in self._live and rule_id not in explained
-                if not rule.stops and (live or rule_id in self.incidents):
+                if live or rule_id in self.incidents:
                     self._speak_degradation(out, rule_id, self._live.get(rule_id))
+
+    def _degradations(self) -> list[str]:
+        """Rules of failures that training survives, and those of open incidents that a reload has taken away."""
+        known = [rule_id for rule_id, rule in self.catalog.rules.items() if not rule.stops]
+        return known + [slot for slot in self.incidents if slot not in ("stop", *known)]
 
     def _speak_stop(
         self, out: list[Output], winner: Candidate | None, others: list[tuple[str, str]], *, at_tick: bool

@@ -1,12 +1,13 @@
-"""The daemon's HTTP side: metrics, health, a read-only JSON API and the console. Only GET, nothing changes anything.
+"""The daemon's HTTP side: metrics, health, a read-only JSON API and the console. What changes anything is a POST.
 
 The daemon gives one View (web/view.py); answers that can be long are rendered in a thread of their own.
 """
 
 import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,12 +22,13 @@ from denpexd.web.gate import Gate, answer_error, is_loopback
 from denpexd.web.metrics import Exposition
 from denpexd.web.page import Console, Overview
 from denpexd.web.server import bind, serve
-from denpexd.web.view import RANK_STATES, IncidentLabels, JobView, RankState, RankView, Stats, Verdict, View
+from denpexd.web.view import RANK_STATES, IncidentLabels, JobView, PackView, RankState, RankView, Stats, Verdict, View
 
 __all__ = [
     "RANK_STATES",
     "IncidentLabels",
     "JobView",
+    "PackView",
     "RankState",
     "RankView",
     "Stats",
@@ -45,15 +47,24 @@ _HERE = Path(__file__).parent
 _T = TypeVar("_T")
 
 
+Reload = Callable[[], Awaitable[tuple[bool, str]]]
+"""Takes the rules anew; whether that went well, and what to say."""
+
+
 def create_app(
-    view: View, *, token: str | None = None, allowed_hosts: Collection[str] = (), host: str = "127.0.0.1"
+    view: View,
+    *,
+    token: str | None = None,
+    allowed_hosts: Collection[str] = (),
+    host: str = "127.0.0.1",
+    reload: Reload | None = None,
 ) -> Starlette:
     """The ASGI application.
 
     `host` is the address it will be bound to: beyond loopback everything but /metrics, /healthz and /readyz needs
     `token`. `allowed_hosts`: names, beside the loopback ones, that a request may ask for.
     """
-    routes = _Routes(view)
+    routes = _Routes(view, reload)
     return Starlette(
         routes=[
             Route("/metrics", routes.metrics, methods=["GET"]),
@@ -62,7 +73,9 @@ def create_app(
             Route("/api/v1/incidents", routes.incidents, methods=["GET"]),
             Route("/api/v1/incidents/{key:path}", routes.incident, methods=["GET"]),
             Route("/api/v1/jobs", routes.jobs, methods=["GET"]),
+            Route("/api/v1/rules", routes.rules, methods=["GET"]),
             Route("/api/v1/schema", routes.schema, methods=["GET"]),
+            Route("/-/reload", routes.reload, methods=["POST"]),
             Route("/", routes.index, methods=["GET"]),
             Route("/incidents/{key:path}", routes.incident_page, methods=["GET"]),
             Route("/static/{name}", routes.static, methods=["GET"]),
@@ -78,8 +91,8 @@ def verdict_schema() -> str:
 
 
 class _Routes:
-    def __init__(self, view: View) -> None:
-        self._view = view
+    def __init__(self, view: View, reload: Reload | None) -> None:
+        self._view, self._reload = view, reload
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="denpexd-web")
         self._exposition = Exposition(view, self._pool)
         self._console = Console(_HERE / "console")
@@ -116,6 +129,16 @@ class _Routes:
     async def jobs(self, request: Request) -> Response:
         jobs = self._view.jobs()
         return await self._json(lambda: {"jobs": [_plain(job) for job in jobs]})
+
+    async def rules(self, request: Request) -> Response:
+        packs = self._view.packs()
+        return await self._json(lambda: {"packs": [asdict(pack) for pack in packs]})
+
+    async def reload(self, request: Request) -> Response:
+        if self._reload is None:
+            raise HTTPException(404, "nothing can be reloaded here")
+        good, said = await self._reload()
+        return PlainTextResponse(f"{said}\n", 200 if good else 500)
 
     async def schema(self, request: Request) -> Response:
         return Response(self._schema, media_type="application/schema+json")
@@ -158,7 +181,10 @@ class _Routes:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # registered for nothing else
-    text = "denpexd only answers GET" if error.status_code == 405 else error.detail
+    text = error.detail
+    if error.status_code == 405:
+        only = (error.headers or {}).get("Allow", "GET").replace("GET, HEAD", "GET").replace("HEAD, GET", "GET")
+        text = f"only {only} is answered here"
     return answer_error(request.url.path, error.status_code, text, error.headers)
 
 

@@ -62,7 +62,8 @@ class Gate:
                 headers.setdefault("cache-control", "no-store")
             await send(message)
 
-        refusal = self._refusal(scope["path"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope["path"], headers) or _foreign(scope, headers)
         await (refusal or self._app)(scope, receive, send_hardened)
 
     def _refusal(self, path: str, headers: Headers) -> Response | None:
@@ -80,6 +81,16 @@ class Gate:
             refusal.headers.append("www-authenticate", 'Basic realm="denpexd", charset="UTF-8"')
             return refusal
         return None
+
+
+def _foreign(scope: Scope, headers: Headers) -> Response | None:
+    """A page of another site can make a browser send a POST, also to this machine: it may look, never touch."""
+    origin = headers.get("origin")
+    ours = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
+    same = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
+    if scope["method"] in ("GET", "HEAD") or (ours and same):
+        return None
+    return answer_error(scope["path"], 403, "a page of another site asks for a change; use curl or the console")
 
 
 def answer_error(path: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

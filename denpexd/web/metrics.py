@@ -131,6 +131,13 @@ FAMILIES: tuple[Family, ...] = (
            lambda snapshot: snapshot.stats.evidence_outcomes.items()),
     Family("denpexd_config_last_reload_successful", "gauge", "1 if the last reload of the configuration was taken.", (),
            _one(lambda s: s.config_reload_ok)),
+    Family("denpexd_config_reloads_total", "counter", "Reloads of the rules by what became of them.", ("outcome",),
+           _by_name(lambda s: s.config_reloads)),
+    Family("denpexd_config_last_reload_success_timestamp_seconds", "gauge", "When the rules in force were taken.", (),
+           _one(lambda s: s.config_taken_at)),
+    Family("denpexd_rules", "gauge", "Rules in force by pack.", ("pack",), _by_name(lambda s: s.rules)),
+    Family("denpexd_rule_errors", "gauge", "Mistakes in the files of a pack; each leaves out a rule or a signal.",
+           ("pack",), _by_name(lambda s: s.rule_errors)),
     Family("denpexd_blind", "gauge", "1 while files cannot be read: silence of a rank proves nothing then.", (),
            _one(lambda s: s.blind)),
 )  # fmt: skip

@@ -49,12 +49,29 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackView:
+    """One pack of rules. `kind`: shipped, folder or installed; `origin`: the distribution that brought it.
+
+    `rules` and `signals`: how many are in force; `errors`: every mistake, as file:line:column and a sentence.
+    """
+
+    name: str
+    kind: str
+    folder: str
+    origin: str = ""
+    rules: int = 0
+    signals: int = 0
+    errors: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
     """The daemon's own counts since its start; docs/metrics.md says what each means.
 
     `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: sent | retried | dead),
     `evidence_seconds` by kind, `evidence_outcomes` (looks) by (kind, outcome), `incidents` (counted once, when settled)
-    and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure).
+    and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure), `config_reloads` by outcome
+    (taken, refused), `config_taken_at` in Unix seconds, `rules` (in force) and `rule_errors` by pack.
     """
 
     engine: str = ""
@@ -82,6 +99,10 @@ class Stats:
     fingerprint_hits: Mapping[tuple[str, str], int] = field(default_factory=dict)
     blind: bool = False
     config_reload_ok: bool = True
+    config_reloads: Mapping[str, int] = field(default_factory=dict)
+    config_taken_at: float = 0.0
+    rules: Mapping[str, int] = field(default_factory=dict)
+    rule_errors: Mapping[str, int] = field(default_factory=dict)
 
 
 class View(Protocol):
@@ -94,6 +115,8 @@ class View(Protocol):
     def incident(self, key: str) -> Verdict | None: ...
 
     def jobs(self) -> Sequence[JobView]: ...
+
+    def packs(self) -> Sequence[PackView]: ...
 
     def stats(self) -> Stats: ...
 

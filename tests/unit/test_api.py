@@ -17,7 +17,18 @@ import pytest
 
 from denpexd.errors import SettingsError
 from denpexd.systemd_notify import sd_notify
-from denpexd.web.api import JobView, RankView, Stats, Verdict, bind, create_app, is_loopback, serve, verdict_schema
+from denpexd.web.api import (
+    JobView,
+    PackView,
+    RankView,
+    Stats,
+    Verdict,
+    bind,
+    create_app,
+    is_loopback,
+    serve,
+    verdict_schema,
+)
 from denpexd.web.page import MAX_CELLS, duration, rank_ranges
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -105,6 +116,9 @@ class Daemon:
     def jobs(self) -> Sequence[JobView]:
         return self.job_views
 
+    def packs(self) -> Sequence[PackView]:
+        return [PackView(name="mine", kind="folder", folder="/rules", rules=3, errors=["/rules/x.yaml:1:1: wrong"])]
+
     def stats(self) -> Stats:
         return self.counts
 
@@ -144,7 +158,15 @@ async def client(daemon: Daemon) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-PAGES = ["/", "/incidents/old", "/api/v1/incidents", "/api/v1/incidents/old", "/api/v1/jobs", "/api/v1/schema"]
+PAGES = [
+    "/",
+    "/incidents/old",
+    "/api/v1/incidents",
+    "/api/v1/incidents/old",
+    "/api/v1/jobs",
+    "/api/v1/rules",
+    "/api/v1/schema",
+]
 OPEN = ["/metrics", "/healthz", "/readyz"]
 
 

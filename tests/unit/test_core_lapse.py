@@ -249,3 +249,9 @@ def test_a_degradation_stays_open_over_a_reload_of_the_rules() -> None:
     run = Run().trains(1, 10).at(10, mean(0, "0.5"), mean(1, "0.9")).trains(11, 40)
     run.core.use(TINY)
     assert [v["state"] for v in run.trains(41, 800).final] == ["open"]
+
+
+def test_a_degradation_whose_rule_is_gone_after_a_reload_ends_by_itself() -> None:
+    run = Run().trains(1, 10).at(10, mean(0, "0.5"), mean(1, "0.9")).trains(11, 40)
+    run.core.use(replace(TINY, rules={k: r for k, r in TINY.rules.items() if k != "drift"}))
+    assert [v["state"] for v in run.trains(41, 800).final] == ["closed"]

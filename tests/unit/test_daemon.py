@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from denpexd.catalog.load import load
+from denpexd.catalog.packs import Packs
 from denpexd.clock import ManualClock
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Joined, Opened, Updated, Want
@@ -17,6 +18,7 @@ from denpexd.ingest.discover import Found
 from denpexd.journal import decode
 from denpexd.notify.policy import Sent
 from denpexd.pipeline import Outcome, Pipeline
+from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
@@ -97,7 +99,8 @@ class Parts:
         self.files, self.store, self.processes, self.clock = Files(), SlowStore(), Processes(), clock
         scanner = Scanner([s for s in TINY.signals.values() if s.kind == "log"], choose_engine())
         self.pipeline = Pipeline(TINY, scanner, start_t=clock.now(), limits=Limits())
-        parts: Any = (self.pipeline, self.files, self.store, Deliverer(), self.processes, clock)
+        rules = Rules(Packs(TINY, ()), clock)
+        parts: Any = (self.pipeline, self.files, self.store, Deliverer(), self.processes, clock, rules)
         self.daemon = Daemon(Settings(), *parts)
 
     async def second(self) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from denpexd.web.metrics import FAMILIES, MAX_JOBS, OTHER_JOBS, Exposition
-from denpexd.web.view import JobView, RankView, Stats, Verdict
+from denpexd.web.view import JobView, PackView, RankView, Stats, Verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -27,7 +27,8 @@ denpexd_bytes_total denpexd_file_lag_bytes denpexd_files denpexd_read_errors_tot
 denpexd_rotations_total denpexd_watch_overflows_total denpexd_lines_truncated_total denpexd_outbox_pending
 denpexd_outbox_oldest_seconds denpexd_notify_total denpexd_state_write_errors_total denpexd_loop_lag_seconds
 denpexd_redactions_total denpexd_evidence_seconds denpexd_evidence_pause_seconds denpexd_evidence_total
-denpexd_config_last_reload_successful denpexd_scan_engine_info denpexd_blind
+denpexd_config_last_reload_successful denpexd_config_reloads_total denpexd_rules denpexd_rule_errors
+denpexd_config_last_reload_success_timestamp_seconds denpexd_scan_engine_info denpexd_blind
 """,
 )
 
@@ -60,6 +61,10 @@ FULL = Stats(
     fingerprint_hits={("run-7", "cuda-oom"): 14},
     blind=True,
     config_reload_ok=False,
+    config_reloads={"taken": 2, "refused": 1},
+    config_taken_at=1_760_000_000.0,
+    rules={"denpexd": 165},
+    rule_errors={"denpexd": 0},
 )
 JOB = JobView(
     job="run-7",
@@ -84,6 +89,9 @@ class Daemon:
 
     def jobs(self) -> Sequence[JobView]:
         return self._jobs
+
+    def packs(self) -> Sequence[PackView]:
+        return []
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
         return []
@@ -176,6 +184,10 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_evidence_pause_seconds": 0.004,
         "denpexd_evidence_total{kind=stacks,outcome=denied}": 1,
         "denpexd_config_last_reload_successful": 0,
+        "denpexd_config_reloads_total{outcome=refused}": 1,
+        "denpexd_config_last_reload_success_timestamp_seconds": 1_760_000_000.0,
+        "denpexd_rules{pack=denpexd}": 165,
+        "denpexd_rule_errors{pack=denpexd}": 0,
         "denpexd_blind": 1,
     }
     assert {name: found.get(name) for name in expected} == expected

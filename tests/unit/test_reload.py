@@ -1,0 +1,171 @@
+"""Other rules for a running daemon: over real signals, sockets and files."""
+
+import asyncio
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from denpexd.app import run
+from denpexd.catalog.load import shipped_rules
+from denpexd.daemon import Daemon
+from denpexd.settings import Settings
+
+RULE = (shipped_rules() / "memory" / "rank-oom-killed.yaml").read_text("utf-8").replace("rank-oom-killed", "my-rule", 1)
+STEP = "step {n} loss 2.3\n"
+
+
+class Site:
+    """A daemon at work on two ranks, with one pack of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.logs, self.rules = folder / "logs", folder / "rules"
+        self.logs.mkdir()
+        (self.rules / "memory").mkdir(parents=True)
+        (self.rules / "memory" / "my-rule.yaml").write_text(RULE)
+        self.settings = Settings(
+            paths=[str(self.logs / "rank{rank}.log")],
+            rules=[self.rules],
+            state_dir=folder / "state",
+            web={"port": 0},
+            ingest={"sweep": 0.1},
+        )
+        self.daemon: Daemon | None = None
+        self.stop = False
+        self.client = httpx.AsyncClient(trust_env=False)
+
+    def until(self, daemon: Daemon) -> bool:
+        self.daemon = daemon
+        return self.stop
+
+    def print(self, rank: int, text: str) -> None:
+        with (self.logs / f"rank{rank}.log").open("a") as file:
+            file.write(text)
+
+    async def numbers(self) -> dict[str, float]:
+        page = (await self.client.get("/metrics")).text
+        rows = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("denpexd_")]
+        return {name.replace('"', ""): float(value) for name, value in rows}
+
+    async def becomes(self, true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not true():
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    site = Site(tmp_path)
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run(
+            site.settings,
+            stream=io.StringIO(),
+            color=False,
+            until=site.until,
+            listening=url.set_result,
+            reread=lambda: site.settings,
+        )
+    )
+    try:
+        await asyncio.wait([url, running], return_when=asyncio.FIRST_COMPLETED)
+        site.client.base_url = httpx.URL(await url)
+        await site.becomes(lambda: site.daemon is not None)
+        yield site
+    finally:
+        site.stop = True
+        await running
+        await site.client.aclose()
+
+
+async def test_new_rules_are_taken_and_nothing_that_is_known_is_lost(site: Site) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    for rank in (0, 1):
+        site.print(rank, "".join(STEP.format(n=n) for n in range(1, 40)))
+    site.print(1, "MYDISK: sector lost\n")
+    await site.becomes(lambda: any(job.core.job.moves for job in daemon.pipeline.jobs.values()))
+    (job,) = daemon.pipeline.jobs.values()
+    core, moves, lines = job.core, job.core.job.moves, daemon.pipeline.lines
+    before = await site.numbers()
+    other = RULE.replace("my-rule", "other-rule", 1).replace("fact: oom_killed", "log: 'MYDISK: [a-z ]+'", 1)
+    (site.rules / "memory" / "other-rule.yaml").write_text(other)
+    answer = await site.client.post("/-/reload")
+    assert (answer.status_code, "rules in force" in answer.text) == (200, True)
+    assert job.core is core
+    assert "other-rule" in core.catalog.rules
+    assert (core.job.moves, daemon.pipeline.lines) == (moves, lines)
+    after = await site.numbers()
+    assert after["denpexd_rules{pack=rules}"] == before["denpexd_rules{pack=rules}"] + 1 == 2
+    assert after["denpexd_config_reloads_total{outcome=taken}"] == 1
+    stamp = "denpexd_config_last_reload_success_timestamp_seconds"
+    assert after[stamp] > before[stamp]
+    site.print(1, "MYDISK: sector lost\n")
+    await site.becomes(lambda: "other-rule" in core.fingerprints)
+
+
+async def test_an_open_incident_outlives_a_reload_with_its_key(site: Site) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    crash = "Traceback (most recent call last):\n  File 'a.py', line 3, in main\n    step()\nValueError: bad\n"
+    lost = "RuntimeError: [/gloo/transport/tcp/pair.cc:544] Connection closed by peer [10.0.0.2]:4711\n"
+    for rank in (0, 1):
+        site.print(rank, "".join(STEP.format(n=n) for n in range(1, 40)))
+    await site.becomes(lambda: daemon.pipeline.lines >= 78)
+    site.print(1, crash)
+    site.print(0, "Traceback (most recent call last):\n  File 'a.py', line 3, in main\n    step()\n" + lost)
+    await site.becomes(lambda: bool(daemon.incidents("open", 9)))
+    (opened,) = daemon.incidents("open", 9)
+    assert (await site.client.post("/-/reload")).status_code == 200
+    (still,) = (await site.client.get("/api/v1/incidents")).json()["incidents"]
+    assert (still["key"], still["state"], still["revision"]) == (opened["key"], "open", opened["revision"])
+
+
+async def test_one_mistake_anywhere_keeps_all_former_rules(site: Site) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    former = daemon.pipeline.catalog
+    good = site.rules / "memory" / "good.yaml"
+    good.write_text(RULE.replace("my-rule", "good", 1))
+    bad = site.rules / "memory" / "my-rule.yaml"
+    bad.write_text(RULE.replace("severity: critical", "severity: critcal", 1))
+    answer = await site.client.post("/-/reload")
+    assert answer.status_code == 500
+    assert f"{bad}:5:11: 'critcal' is not a valid value (did you mean 'critical'?)" in answer.text
+    assert daemon.pipeline.catalog is former
+    numbers = await site.numbers()
+    assert numbers["denpexd_config_last_reload_successful"] == 0
+    assert numbers["denpexd_config_reloads_total{outcome=refused}"] == 1
+    bad.write_text(RULE)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await site.becomes(lambda: "good" in daemon.pipeline.catalog.rules)
+    assert (await site.numbers())["denpexd_config_last_reload_successful"] == 1
+
+
+async def test_looking_never_changes_anything_and_other_sites_may_not(site: Site) -> None:
+    for method in ("GET", "HEAD", "PUT", "DELETE"):
+        answer = await site.client.request(method, "/-/reload")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"host": "evil.example"},
+    ):
+        assert (await site.client.post("/-/reload", headers=headers)).status_code in (403, 421)
+    assert (await site.numbers())["denpexd_config_reloads_total{outcome=taken}"] == 0
+    own = {"origin": str(site.client.base_url).rstrip("/"), "sec-fetch-site": "same-origin"}
+    assert (await site.client.post("/-/reload", headers=own)).status_code == 200
+
+
+async def test_packs_and_their_mistakes_are_shown(site: Site) -> None:
+    packs = (await site.client.get("/api/v1/rules")).json()["packs"]
+    assert [(pack["name"], pack["kind"], pack["errors"]) for pack in packs[:2]] == [
+        ("denpexd", "shipped", []),
+        ("rules", "folder", []),
+    ]
+    assert packs[1]["rules"] == 1
