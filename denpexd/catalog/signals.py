@@ -304,6 +304,7 @@ class PlainFact(FactSignal):
         "not_in_collective",
         "no_report",
         "timed_out",
+        "reported",
         "fewer_steps",
         "trained",
         "ended",

@@ -140,6 +140,14 @@ def timed_out(job: JobState, rank: RankState, signal: Signal, now: float, limits
     return [known.saying(signal.means)]
 
 
+def reported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """It reported that others failed it: a timeout, a closed connection, a collective that a peer's death ended."""
+    known = rank.reported
+    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
+        return []
+    return [known.saying(signal.means)]
+
+
 def worked_on(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """While others waited until their timeout, this rank went on: slow, not stuck.
 

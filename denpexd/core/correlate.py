@@ -52,7 +52,7 @@ FIELD_FACTS = (
     *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
     *("stated_odd", "stated_differs", "stated_same", "missing_rank"),
 )
-WAIT_FACTS = ("no_report", "timed_out", "worked_on", "unreported", "named_peer", "missing_rank")
+WAIT_FACTS = ("no_report", "timed_out", "reported", "worked_on", "unreported", "named_peer", "missing_rank")
 STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines

@@ -226,6 +226,7 @@ FACTS: Mapping[str, Fact] = {
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,
     "timed_out": collectives.timed_out,
+    "reported": collectives.reported,
     "worked_on": collectives.worked_on,
     "fewer_steps": fewer_steps,
     "xid": kernel.xid,

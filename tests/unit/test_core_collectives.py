@@ -98,8 +98,10 @@ def test_a_pending_collective_has_a_number(world: World, seq: str, want: str, fi
 def test_who_reported_a_timeout_timed_out_until_it_moves(world: World) -> None:
     world.says(10.0, 0, "timeout", op="ALLREDUCE")
     assert world.who("timed_out") == [0]
+    assert world.who("reported") == [0]
     world.says(20.0, 0, "step", step="1")
     assert world.who("timed_out") == []
+    assert world.who("reported") == []
 
 
 @pytest.mark.parametrize(
