@@ -22,10 +22,19 @@ SharedRole = Literal[
     "metric",
     "kernel",
     "device",
+    "event",
 ]
 Blame = Literal["device", "process", "node"]
 Quantity = Literal["loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale"]
-SHARED_KEYS = ("role", "phase", "quantity", "samples", "look_alikes")
+EventName = Literal[
+    "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
+    "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
+]  # fmt: skip
+StoppedBy = Literal[
+    "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
+    "program", "rescaled",
+]  # fmt: skip
+SHARED_KEYS = ("role", "phase", "quantity", "event", "samples", "look_alikes")
 """Keys that only rules/signals/*.yaml may use."""
 
 
@@ -37,6 +46,7 @@ class AnySignal(Model):
     role: SharedRole | None = None
     phase: PhaseName | None = None
     quantity: Quantity | None = None
+    event: EventName | None = None
     samples: tuple[Line, ...] = ()
     look_alikes: tuple[Line, ...] = ()
 
@@ -130,6 +140,7 @@ class Exit(FactSignal):
     code: StrictInt | None = None
     signal: Signo | None = None
     failed: StrictBool | None = None
+    unexplained: StrictBool | None = None
     by: Literal["process", "launcher"] | None = None
 
 
@@ -292,12 +303,40 @@ class Xid(FactSignal):
     of: Blame | None = None
 
 
+class ToldToStop(FactSignal):
+    """Somebody outside told the job, or the node of this rank, to stop. `for_`: it has not come back for that long."""
+
+    fact: Literal["told_to_stop"]
+    by: StoppedBy
+    for_: Seconds | None = Field(None, alias="for")
+
+
+class OomKilled(FactSignal):
+    """Kernel, container runtime or scheduler say that the process was killed for its memory."""
+
+    fact: Literal["oom_killed"]
+    by: Literal["kernel", "cgroup", "slurm", "kubernetes"] | None = None
+
+
+class Restarted(FactSignal):
+    """The launcher has started the workers again and again, and they ended the same way at least `times` times."""
+
+    fact: Literal["restarted"]
+    times: Annotated[StrictInt, Field(ge=2)] = 3
+
+
+class GpuMemory(FactSignal):
+    """What the numbers of an out-of-memory message say about the memory that was missing."""
+
+    fact: Literal["gpu_memory"]
+    why: Literal["fragmented", "other_process"]
+
+
 class PlainFact(FactSignal):
     """A fact without parameters."""
 
     fact: Literal[
         "gone",
-        "oom_killed",
         "frozen",
         "disk_sleep",
         "behind",
@@ -338,6 +377,10 @@ Fact = Annotated[
     | Slow
     | Throughput
     | Overlong
+    | ToldToStop
+    | OomKilled
+    | Restarted
+    | GpuMemory
     | PlainFact,
     Field(discriminator="fact"),
 ]
@@ -376,4 +419,6 @@ class SignalFile(Model):
                 raise ValueError(
                     f"signal '{name}': `quantity` needs `role: metric` and a pattern that captures `value`"
                 )
+            if (one.role == "event") != (one.event is not None):
+                raise ValueError(f"signal '{name}': `role: event` and `event: <name>` go together")
         return self

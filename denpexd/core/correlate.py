@@ -48,6 +48,8 @@ from denpexd.core.rule import Catalog
 from denpexd.core.settling import Moment, moved_on, ready
 from denpexd.core.state import JobState
 
+OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
+FACT_OF = {"attempt_failed": "restarted"}
 FIELD_FACTS = (
     *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
     *("stated_odd", "stated_differs", "stated_same", "missing_rank"),
@@ -57,7 +59,7 @@ STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
 PACE_FACTS = ("slow", "throughput", "spike", "overlong")  # of many
-END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps", "complete", "unreported")
+END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps", "complete", "unreported", *OUTSIDE)
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -173,7 +175,7 @@ class Correlator:
                 self._hit(event)
             case Raised():
                 self._intake.raised(event)
-                self._touch(self._index.facts("raised", "gone", "whole_nodes"), news=True)
+                self._touch(self._index.facts("raised", "gone", "whole_nodes", "gpu_memory"), news=True)
                 self._want(out, "process", (event.rank,), "an exception was printed")
             case Frames():
                 self._intake.frames(event)
@@ -183,7 +185,7 @@ class Correlator:
                     self._touch({*self._index.facts(*END_FACTS), *self._live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
-                self._touch(self._index.facts(event.name, "disk_sleep"), news=False)
+                self._touch(self._index.facts(FACT_OF.get(event.name, event.name), "disk_sleep"), news=False)
             case Joined():
                 self._intake.joined(event)
                 self._placed_anew()
@@ -214,6 +216,8 @@ class Correlator:
         elif signal.role == "kernel":
             self._touch(self._index.kernel, news=True)
         self._touch(self._index.signal(hit.signal), news=signal.role not in ("phase", "config"))
+        if signal.event:
+            self._touch(self._index.facts("told_to_stop", "oom_killed", *END_FACTS), news=True)
         if signal.role == "phase":
             self._touch(self._index.facts(*PHASE_FACTS), news=False)
         elif signal.role == "collateral":

@@ -5,12 +5,13 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 
 from collections.abc import Callable, Mapping
 
-from denpexd.core import cadence, collectives, kernel, measures, stands, startup, stated
+from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, stands, startup, stated
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
+ENDED_BY = (2, 9, 15)  # signals by which a job that was told to stop may end
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -60,7 +61,7 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
         code, by = known.event.code, "launcher" if known.event.source == "launcher" else "process"
         if known.forced or code is None or ("by" in want and want["by"] != by):
             continue
-        number = -code if code < 0 else (code - 128 if code in (134, 137, 139, 143) else None)
+        number = -code if code < 0 else (code - 128 if code in (132, 134, 135, 136, 137, 139, 143) else None)
         if "signal" in want and number != want["signal"]:
             continue
         if "code" in want and code != want["code"]:
@@ -68,6 +69,10 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
         if want.get("failed") and (code <= 0 or number is not None):
             continue
         if want.get("failed") and _followed(job, rank):
+            continue
+        if (want.get("failed") or number in ENDED_BY) and operations.asked_before(job, known.event.t):
+            continue
+        if want.get("unexplained") and (rank.raised or rank.reported):
             continue
         text = f"{'reported by the launcher' if by == 'launcher' else 'process ended'}: exit code {code}"
         kind = "launcher" if by == "launcher" else "process"
@@ -91,7 +96,7 @@ def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
         return []
     others = [s.gone for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.heard]
     together = all(o is not None and abs(o.event.t - known.event.t) <= TOGETHER for o in others)
-    if together or any(e.event.code is not None for e in rank.exits):
+    if together or any(e.event.code is not None for e in rank.exits) or operations.asked_before(job, known.event.t):
         return []
     text = "process ended without a word; nobody saw how"
     return [Evidence(rank.rank, "process", known.event.source, 0, known.event.t, text, signal.means, seq=known.seq)]
@@ -123,7 +128,8 @@ def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
 def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
     """What to say about a job that has not moved for long (`beyond`: beyond the budget); None if it has."""
     watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
-    silence = 0.0 if job.over or not watched else job.silence(now)
+    over = job.over or operations.asked_before(job, now)
+    silence = 0.0 if over or not watched else job.silence(now)
     if beyond:
         silence = 0.0 if job.ended else min(silence, job.quiet(now))
         source = job.busiest
@@ -210,7 +216,10 @@ FACTS: Mapping[str, Fact] = {
     "raised": raised,
     "exit": exit_,
     "gone": gone,
-    "oom_killed": kept_state("oom_killed"),
+    "oom_killed": operations.oom_killed,
+    "told_to_stop": operations.told_to_stop,
+    "restarted": operations.restarted,
+    "gpu_memory": gpu_memory.gpu_memory,
     "frozen": kept_state("frozen"),
     "disk_sleep": kept_state("disk_sleep"),
     "stalled": stalled,

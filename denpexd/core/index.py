@@ -21,7 +21,7 @@ class Index:
                     self._by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
                 if signal.role == "kernel" or signal.fact == "xid":
                     self.kernel.add(rule.id)
-                if signal.fact in TIMED:
+                if signal.fact in TIMED or (signal.fact == "told_to_stop" and "for" in signal.params):
                     self.timed.add(rule.id)
 
     def signal(self, signal_id: str) -> set[str]:

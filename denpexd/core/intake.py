@@ -12,15 +12,20 @@ from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import (
     MAX_GROUPS,
     MAX_METRICS,
+    MAX_ROUNDS,
+    MAX_TOLD,
     Collective,
     Evidence,
     Exited,
     JobState,
     RaisedBy,
     RankState,
+    Round,
     Snapshot,
+    Told,
 )
 
+OLD = 600.0  # seconds after which a word about the job may be forgotten
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
@@ -31,6 +36,7 @@ PREPARES = re.compile(  # labels of bars that no training loop draws
     r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
 )
 EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
+MAX_RANGE = 65_536
 
 
 class Intake:
@@ -42,7 +48,7 @@ class Intake:
         self.reader = Reader(catalog.signals.values())
         self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
         self.harmless = [
-            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown")
+            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown", "event")
         ]
 
     # --- lines ------------------------------------------------------------------------------------------------------
@@ -85,6 +91,8 @@ class Intake:
             self._phase(state, signal.phase, evidence, event.t)
         if signal.role == "collateral":
             self._reported(state, signal, evidence)
+        if signal.event:
+            self._told(signal.event, event, evidence)
         self._fields(state, event, evidence)
         for rank in self._about(signal, event):
             self._note(self.job.rank(rank), signal.id, replace(evidence, rank=rank), event.fields)
@@ -114,14 +122,26 @@ class Intake:
         if signal.about is None:
             return (event.rank,)
         named = event.fields.get(signal.about, "")
-        numbers = [_number(part) for part in named.replace(",", " ").split()]
-        return [rank for rank in numbers if rank is not None and 0 <= rank < MAX_RANKS]
+        if signal.about == "pid":
+            return (self._by_pid(named),)
+        return [rank for part in named.replace(",", " ").split() for rank in _ranks(part)]
 
     def _reported(self, state: RankState, signal: Signal, evidence: Evidence) -> None:
         if state.reported is None:
             state.reported = evidence
         if signal.phase == "timeout" or "timeout" in signal.id or "timed" in signal.id:
             state.states.setdefault("timeout", evidence)
+
+    def _told(self, name: str, event: Hit, evidence: Evidence) -> None:
+        """What happened to the job, with how it stood then; the old makes room for the new."""
+        job, known = self.job, self.job.told.setdefault(name, [])
+        if len(known) >= MAX_TOLD:
+            known[:] = [told for told in known if event.t - told.evidence.t < OLD]
+        if len(known) < MAX_TOLD:
+            job.rank(UNKNOWN_RANK)
+            silence, agent = job.silence(event.t), event.fields.get("agent", "")
+            node = event.fields.get("node") or agent.rsplit("_", 2)[0]  # a rendezvous calls an agent HOST_PID_NUMBER
+            known.append(Told(name, evidence, node, silence, job.last_phase, job.usual))
 
     def _fields(self, state: RankState, event: Hit, evidence: Evidence) -> None:
         """Captures with a fixed meaning, whichever signal they come from."""
@@ -310,6 +330,9 @@ class Intake:
             state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
             state.killing_t = min(state.killing_t, event.t)
             return
+        if name == "attempt_failed":
+            self._round(event)
+            return
         if name == "oom_killed" and rank == UNKNOWN_RANK:
             return  # somebody else's process
         if name in ("running", "resumed"):
@@ -332,6 +355,14 @@ class Intake:
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
 
+    def _round(self, event: Fact) -> None:
+        fields, rounds = event.fields, self.job.rounds
+        if any(r.pid == fields["pid"] and r.agent == fields["agent"] for r in rounds):
+            return
+        said = Evidence(event.rank, "launcher", event.source, event.offset, event.t, event.text, "", seq=self.job.seq)
+        rounds.append(Round(event.t, event.rank, int(fields["code"]), fields["agent"], fields["pid"], said))
+        del rounds[:-MAX_ROUNDS]
+
     def _by_pid(self, pid: str) -> int:
         """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
         known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
@@ -351,6 +382,7 @@ class Intake:
         job.devices.forget(job.seq)
         for state in job.ranks.values():
             state.restart(job.seq)
+        job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
 
@@ -367,6 +399,15 @@ def _number(text: str | None) -> int | None:
         return None
     digits = text.replace(",", "").replace("_", "")
     return int(digits) if len(digits) < 19 and digits.removeprefix("-").isdecimal() else None
+
+
+def _ranks(text: str) -> list[int]:
+    """`3` or `0-3` as ranks; what can be none is left out."""
+    first, _, last = text.partition("-")
+    low, high = _number(first), _number(last or first)
+    if low is None or high is None or not 0 <= low <= high < min(MAX_RANKS, low + MAX_RANGE):
+        return []
+    return list(range(low, high + 1))
 
 
 def _same(a: Frames, b: Frames) -> bool:

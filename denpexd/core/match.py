@@ -93,7 +93,9 @@ def _named_first(job: JobState, first: dict[int, Evidence]) -> dict[int, Evidenc
 def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, Evidence]) -> Candidate | None:
     """The text came in a stream whose rank is not known; its traceback or the launcher's summary may name the rank."""
     ranks = {r: s for r, s in job.ranks.items() if r >= 0}
-    if first:
+    if any(s.fact == "told_to_stop" for s in rule.signals.values()):
+        named = []  # the job as a whole was told: no rank began it
+    elif first:
         named = sorted(_named_first(job, first))
     else:
         named = [r for r, s in ranks.items() if any(_tells(raised.event, said[0]) for raised in s.raised)]

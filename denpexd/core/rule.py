@@ -25,10 +25,10 @@ class Signal:
     """What ONE rank can show: exactly one of `log`, `frame`, `fact` (see `kind`).
 
     `id` is "<file>.<name>" for shared signals and "<rule id>.<name>" for a rule's own. `role` (shared signals only):
-    progress, phase, collateral, teardown, ambiguous, advice, handled. `count`: at least N times. `about`: name of the
-    capture that lists the global ranks the line speaks about, instead of the rank that printed it. `lasting`: it
-    belongs to a degradation, so it does not lapse when training goes on. `quantity` (role metric): what its number is;
-    such a signal is not scanned for but tried on progress lines.
+    progress, phase, collateral, teardown, ambiguous, advice, handled, event (see `event`). `count`: at least N times.
+    `about`: name of the capture that lists the global ranks the line speaks about, instead of the rank that printed
+    it. `lasting`: it belongs to a degradation, so it does not lapse when training goes on. `quantity` (role metric):
+    what its number is; such a signal is not scanned for but tried on progress lines.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Signal:
     lasting: bool = False
     phase: str | None = None
     quantity: str | None = None
+    event: str | None = None
     fact: str | None = None
     params: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     param_matchers: Mapping[str, Matcher] = field(default_factory=dict)

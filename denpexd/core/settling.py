@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from denpexd.core import cadence
+from denpexd.core import cadence, operations
 from denpexd.core.facts import lapsed
-from denpexd.core.incident import QUIET, Incident, due
+from denpexd.core.incident import QUIET, SETTLE, Incident, due
 from denpexd.core.match import Candidate
 from denpexd.core.state import JobState
 
@@ -22,9 +22,9 @@ class Moment:
     ending: bool
 
 
-def stop_witness(job: JobState) -> float | None:
+def stop_witness(job: JobState, limits: cadence.Limits) -> float | None:
     """When the first witness said that training has stopped, other than by silence; None if nobody did."""
-    times = []
+    times = list(operations.asked(job, limits))
     for state in job.ranks.values():
         if state.reported and not lapsed(job, state, state.reported.t):
             times.append(state.reported.t)
@@ -39,9 +39,13 @@ def ready(c: Candidate, job: JobState, limits: cadence.Limits, at: Moment) -> bo
         return False
     if at.now - at.matched_since < (c.rule.correlation.hold if c.rule.correlation else 0.0):
         return False
-    witness = stop_witness(job)
+    if c.rule.stops and operations.interrupted(job, c.cause_t):
+        return False
+    witness = stop_witness(job, limits)
     if witness is not None and (job.over or at.ending):
         return True
+    if at.ending and c.fatal and c.rule.correlation is None and at.now >= c.cause_t + SETTLE:
+        return True  # nothing was printed since that speaks against it, and nothing more will be
     if c.history and job.silence(at.now) < limits.min_silence:
         return False  # it stood there before we came; the job may well be past it
     first = c.cause_t if witness is None else min(witness, c.cause_t)

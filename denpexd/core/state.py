@@ -24,6 +24,8 @@ MAX_RAISED = 8
 MAX_METRICS = 256
 MAX_SIGNALS = 512
 MAX_GROUPS = 256  # process groups a rank may name
+MAX_TOLD = 64  # of one event
+MAX_ROUNDS = 64
 
 
 @dataclass(slots=True)
@@ -86,6 +88,30 @@ class RaisedBy:
     event: Raised
     seq: int
     collateral: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a witness said happened to the job: `silence` is how long nothing had moved then, `limit` what is usual."""
+
+    event: str
+    evidence: Evidence
+    node: str = ""
+    silence: float = 0.0
+    phase: str = "start"
+    usual: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """An attempt that failed, as its launcher saw it. `agent`: which launcher."""
+
+    t: float
+    rank: int
+    code: int
+    agent: str
+    pid: str
+    evidence: Evidence
 
 
 @dataclass(slots=True)
@@ -207,6 +233,8 @@ class JobState:
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
     slow_known: tuple[int, Slow] | None = None
+    told: dict[str, list[Told]] = field(default_factory=dict)  # by event
+    rounds: list[Round] = field(default_factory=list)
 
     def rank(self, number: int) -> RankState:
         state = self.ranks.get(number)

@@ -1,6 +1,6 @@
 """What launchers, schedulers and start-up lines say about ranks: who exited how, who is told to stop, who exists."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import re2
 
@@ -45,6 +45,7 @@ _OWN_LINE = re2.compile(
 _ENTRY = re2.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*?)\s*$")
 _RANK = re2.compile(r"^(\d+) \(local_rank: \d+\)")
 _EXIT_CODE = re2.compile(r"^(-?\d+) \(pid: (\d+)\)(?:\s+\((SIG[A-Z]+)\))?")
+_AGENT = re2.compile(r"^[IWEF]\d{3,4} [\d:.]+ (\d+) ")
 _SECOND_HAND = re2.compile(r"(?i)checkpoint|ckpt|saved|expect|mismatch|\bgot\b|\bbut\b|resum|error|must|should")
 _NCCL_WRITER = re2.compile(r"^([\w.-]+):(\d+):\d+ \[\d+\] NCCL INFO ")
 _OWN_RANK = re2.compile(r'(?:^|[^\w])"?(?:global_)?rank"?\s*[=:]\s*(\d+)')
@@ -75,6 +76,10 @@ class _Held:
     t: float
     local: int
     code: int
+    failed: Fact
+
+    def told(self, rank: int) -> list[Event]:
+        return [replace(self.failed, rank=rank), Exit(self.t, rank, self.code, "launcher")]
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class LauncherReader:
         """The events of a line that matched PATTERNS[name] with these groups."""
         match name:
             case "torchrun_exit":
-                return self._torchrun_exit(groups, t)
+                return self._torchrun_exit(groups, line, t, offset, history)
             case "mpirun_exit":
                 return [Exit(t, int(groups["rank"]), -int(groups["signal"]), "launcher")]
             case "mpi_name":
@@ -125,11 +130,15 @@ class LauncherReader:
                 return self._exists(name, line, groups, t)
         return []
 
-    def _torchrun_exit(self, groups: dict[str, str], t: float) -> list[Event]:
-        pid, local, code = int(groups["pid"]), int(groups["local"]), int(groups["code"])
+    def _torchrun_exit(self, groups: dict[str, str], line: Line, t: float, offset: int, history: bool) -> list[Event]:
+        """torchrun says this once for each attempt, about the process that failed first."""
+        pid, local, agent = int(groups["pid"]), int(groups["local"]), _AGENT.search(line.text)
+        fields = {"pid": groups["pid"], "code": groups["code"], "agent": agent.group(1) if agent else self.source}
+        failed = Fact(t, UNKNOWN_RANK, "attempt_failed", fields, self.source, offset, line.text, history)
+        held = _Held(t, local, int(groups["code"]), failed)
         if pid in self.ranks:
-            return [Exit(t, self.ranks[pid], code, "launcher")]
-        self._held[pid] = _Held(t, local, code)
+            return held.told(self.ranks[pid])
+        self._held[pid] = held
         return []
 
     def _killing(self, groups: dict[str, str], line: Line, t: float, offset: int, history: bool) -> Fact:
@@ -178,10 +187,11 @@ class LauncherReader:
         self._joined.add((rank, pid, world))
         return [Joined(t, rank, node, pid, world)]
 
-    def settled(self, pid: int, rank: int) -> None:
+    def settled(self, pid: int, rank: int) -> list[Event]:
         """The summary named the global rank of a process and tells its exit itself."""
         self.ranks[pid] = rank
-        self._held.pop(pid, None)
+        held = self._held.pop(pid, None)
+        return [replace(held.failed, rank=rank)] if held is not None else []
 
     def idle(self, t: float, *, end: bool = False) -> list[Event]:
         """Exits whose global rank nobody told: on the only node the local rank is the global one."""
@@ -189,7 +199,7 @@ class LauncherReader:
         for pid in due:
             del self._held[pid]
         alone = self.rank in (UNKNOWN_RANK, 0)
-        return [Exit(held.t, held.local if alone else UNKNOWN_RANK, held.code, "launcher") for held in due.values()]
+        return [event for held in due.values() for event in held.told(held.local if alone else UNKNOWN_RANK)]
 
 
 def _tasks(text: str) -> list[int]:
@@ -234,7 +244,7 @@ class Summary:
         if found is None or self.rank == UNKNOWN_RANK:
             return
         code, pid = int(found.group(1)), int(found.group(2))
-        self._launcher.settled(pid, self.rank)
+        self._events += self._launcher.settled(pid, self.rank)
         o = self._opening
         self._events.append(Exit(o.t, self.rank, code, "launcher"))
         if self._root:

@@ -52,7 +52,8 @@ def exits(text: str) -> dict[int, int | None]:
 def test_the_summary_of_torchrun_names_global_ranks_and_its_root() -> None:
     found = events(SUMMARY)
     assert exits(SUMMARY) == {8: -15, 9: -9}
-    (root,) = [event for event in found if isinstance(event, Fact)]
+    failed, root = [event for event in found if isinstance(event, Fact)]
+    assert (failed.name, failed.rank, failed.fields["pid"]) == ("attempt_failed", 9, "10519")
     assert (root.name, root.rank) == ("launcher_root", 9)
     assert root.fields["exitcode"] == "-9"
     assert root.fields["host"] == "node-b"
