@@ -228,7 +228,7 @@ class NonFinite(FactSignal):
 
     re2_keys = ("metric",)
     fact: Literal["nonfinite"]
-    metric: Re2
+    metric: Re2 | None = None
     times: Annotated[StrictInt, Field(ge=1)] | None = None
     first: StrictBool | None = None
 
@@ -238,7 +238,7 @@ class Spike(FactSignal):
 
     re2_keys = ("metric",)
     fact: Literal["spike"]
-    metric: Re2
+    metric: Re2 | None = None
     factor: Annotated[float, Field(gt=1)] | None = None
     times: Annotated[StrictInt, Field(ge=1, le=16)] | None = None
     steps: Annotated[StrictInt, Field(ge=1)] | None = None

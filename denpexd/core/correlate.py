@@ -215,7 +215,8 @@ class Correlator:
             self._placed_anew()
         elif signal.role == "kernel":
             self._touch(self._index.kernel, news=True)
-        self._touch(self._index.signal(hit.signal), news=signal.role not in ("phase", "config"))
+        told = signal.role not in ("phase", "config") and "metric" not in hit.fields
+        self._touch(self._index.signal(hit.signal), news=told)
         if signal.event:
             self._touch(self._index.facts("told_to_stop", "oom_killed", *END_FACTS), news=True)
         if signal.role == "phase":
@@ -298,7 +299,8 @@ class Correlator:
         stops = [c for c in self._live.values() if c.rule.stops]
         # The cause of a degradation can also end the job; then it explains the stop better than what it supersedes.
         ids = {c.rule.id for c in stops}
-        others_too = [c for c in self._live.values() if not c.rule.stops and c.initiating]
+        said = {(e.source, e.offset) for c in stops for e in c.evidence if e.kind == "log" and e.weight == "fatal"}
+        others_too = [c for c in self._live.values() if not c.rule.stops and (c.initiating or _quotes(c, said))]
         stops += [c for c in others_too if ids & self._below[c.rule.id]]
         winner, others = best(stops, self._below)
         self._speak_stop(out, winner, others, at_tick=at_tick)
@@ -433,6 +435,11 @@ class Correlator:
     def verdicts(self) -> list[Mapping[str, object]]:
         """The present state of every open incident."""
         return [verdict(i, self.job, self.now, event="updated", state="open") for i in self.incidents.values()]
+
+
+def _quotes(c: Candidate, said: set[tuple[str, int]]) -> bool:
+    """Whether it rests on the very lines that others rest on."""
+    return any(e.kind == "log" and (e.source, e.offset) in said for e in c.evidence)
 
 
 def _revision(verdict_: Mapping[str, object]) -> int:

@@ -11,12 +11,18 @@ from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 Value = float | str
 
 
+def _wanted(signal: Signal, key: str, name: str) -> bool:
+    """Whether the signal asks for a metric of that name."""
+    wanted = signal.param_matchers.get(key)
+    return wanted is None or wanted.search(name) is not None
+
+
 def nonfinite(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """A number has been nan or inf for so many readings in a row; `first`: at an earlier step than on other ranks."""
-    wanted, times = signal.param_matchers["metric"], int(signal.params.get("times", 2))
+    times = int(signal.params.get("times", 2))
     found: list[Evidence] = []
     for name, run in rank.numbers.bad.items():
-        if run.count < times or not wanted.search(name) or _total_is_finite(rank, name, run):
+        if run.count < times or not _wanted(signal, "metric", name) or _total_is_finite(rank, name, run):
             continue
         if signal.params.get("first") and not _before_others(job, rank, name, run):
             continue
@@ -72,12 +78,12 @@ def _key(place: Place) -> tuple[float, ...] | None:
 
 def spike(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """A number lies `factor` times above its usual level, for `times` readings and `steps` steps, and stays there."""
-    wanted, factor = signal.param_matchers["metric"], float(signal.params.get("factor", 2.0))
+    factor = float(signal.params.get("factor", 2.0))
     times, steps = int(signal.params.get("times", 10)), int(signal.params.get("steps", 50))
     found = []
     for (_, name), series in rank.numbers.series.items():
         above = series.above
-        if above is None or above.count < times or not wanted.search(name) or series.evidence is None:
+        if above is None or above.count < times or not _wanted(signal, "metric", name) or series.evidence is None:
             continue
         first, last = above.place[1], series.newest[-1].place[1]
         if (last - first if first is not None and last is not None and last >= first else 2 * above.count) < steps:
@@ -96,7 +102,7 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
     """It needs `factor` times as long as the others for its own part of a step, in each of its last reports."""
     factor = float(signal.params.get("factor", 1.5))
     known = job.slow_ranks().get(rank.rank)
-    if known is None or known[0] < factor or rank.gone:
+    if known is None or known[0] < factor:
         return []
     _, text, series = known
     if series is None or series.evidence is None:
@@ -110,7 +116,7 @@ def throughput(job: JobState, rank: RankState, signal: Signal, now: float, limit
     `rate`: a printed rate (samples or tokens a second), where there is one, has fallen too.
     """
     factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 60.0))
-    if not rank.moves or rank.gone or rank.phase == "end":
+    if not rank.moves:
         return []
     found = job.tempo.slower(factor, lasting)
     if found is None or (signal.params.get("rate") and _rate_is_kept(job, factor)):
@@ -133,7 +139,7 @@ def _rate_is_kept(job: JobState, factor: float) -> bool:
 
 def overlong(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """A phase takes, or took the last time, `factor` times as long as it used to, and at least `least` seconds."""
-    name, factor = str(signal.params["name"]), float(signal.params.get("factor", 3.0))
+    name, factor = str(signal.params.get("name", "checkpoint")), float(signal.params.get("factor", 3.0))
     took = list(rank.rhythm.phases.get(name, ()))
     if rank.phase == name and rank.phase_evidence is not None:
         took.append(now - rank.phase_t)
@@ -154,10 +160,10 @@ def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, li
 
     `after_equal`: at an earlier step they were equal, so that they are meant to be.
     """
-    name, relative = signal.param_matchers["name"], float(signal.params.get("relative", 0.05))
+    relative = float(signal.params.get("relative", 0.05))
     found = []
     for key, (_, evidence) in rank.metrics.items():
-        if not name.search(key[0]):
+        if not _wanted(signal, "name", key[0]):
             continue
         if not _equal(_values(job, key), relative) and not (
             signal.params.get("after_equal") and not _were_equal(job, rank, key[0], relative, evidence.t)
@@ -168,10 +174,10 @@ def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, li
 
 def metric_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """At some step its value differs from that of a strict majority of the ranks, which agree among themselves."""
-    name, relative = signal.param_matchers["name"], float(signal.params.get("relative", 1e-4))
+    relative = float(signal.params.get("relative", 1e-4))
     found = []
     for key, (mine, evidence) in rank.metrics.items():
-        if not name.search(key[0]):
+        if not _wanted(signal, "name", key[0]):
             continue
         values = _values(job, key)
         common = Counter(_rounded(v, relative) for v in values.values()).most_common(1)[0]

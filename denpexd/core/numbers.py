@@ -195,4 +195,4 @@ def is_aside(name: str) -> bool:
 
 
 def is_not_finite(value: str) -> bool:
-    return value.lower().lstrip("+-") in ("nan", "inf", "infinity")
+    return value.lower().lstrip("+-") in ("nan", "inf", "infinity", "infinite")
