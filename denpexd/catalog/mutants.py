@@ -13,11 +13,11 @@ from denpexd.catalog.document import Trail
 from denpexd.core.rule import Correlation, Role, Rule, Signal
 
 EASIER = {"one": "any", "minority": "any", "majority": "any", "all": "any", "any": "maybe", "rest": "maybe"}
+EASIER |= {"somewhere": "maybe", "few": "maybe"}
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
-REQUIRED = {"metric_spread": ("name",), "phase": ("name",), "phase_alone": ("name",)} | {
-    fact: ("name",) for fact in ("stated_odd", "stated_differs", "stated_same")
-}
+REQUIRED = {"metric_spread": ("name",), "phase": ("name",), "phase_alone": ("name",)}
+REQUIRED |= dict.fromkeys(("stated_odd", "stated_differs", "stated_same"), ("name",))
 """Parameters without which a fact says nothing."""
 
 

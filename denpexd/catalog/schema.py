@@ -37,7 +37,7 @@ Groups = Annotated[
 class Role(Model):
     """A set of ranks."""
 
-    ranks: Literal["one", "minority", "majority", "any", "maybe", "none", "all", "rest", "launcher"]
+    ranks: Literal["one", "minority", "few", "majority", "any", "maybe", "none", "all", "rest", "launcher", "somewhere"]
     any_of: Groups = ()
     all_of: tuple[SignalName, ...] = ()
     none_of: tuple[SignalName, ...] = ()

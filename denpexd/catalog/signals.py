@@ -353,6 +353,9 @@ class PlainFact(FactSignal):
         "named_peer",
         "whole_nodes",
         "complete",
+        "several_nodes",
+        "setting_odd",
+        "settings_differ",
     ]
 
 

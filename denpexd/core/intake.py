@@ -26,6 +26,7 @@ from denpexd.core.state import (
 )
 
 OLD = 600.0  # seconds after which a word about the job may be forgotten
+MAX_SETTINGS = 128  # a rank may tell of
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank

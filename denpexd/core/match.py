@@ -7,6 +7,7 @@ whoever showed it first started it, everyone else is a victim.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from denpexd.core import sizes
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.core.facts import holds
@@ -150,13 +151,15 @@ def _correlated(
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()
     for role in want.roles:
-        free = [UNKNOWN_RANK] if role.ranks == "launcher" else [r for r in universe if r not in taken]
-        found = _members(role, signals, job, free, now, want.window, limits)
-        if found is None or not _fits(role.ranks, len(found), len(universe), universe, taken):
+        found = _members(role, signals, job, sizes.free(role.ranks, universe, taken), now, want.window, limits)
+        if found is None or not sizes.fits(role.ranks, len(found), len(universe), universe, taken):
             return None
-        assigned[role.name] = tuple(sorted(found))
+        if role.ranks == "few" and len(found) > len(universe) / 2:
+            found = {}
+        assigned[role.name] = tuple(r for r in sorted(found) if r != UNKNOWN_RANK)
         proof[role.name] = [e for r in sorted(found) for e in found[r]]
-        taken |= set(found)
+        if role.ranks != "somewhere":
+            taken |= set(found)
     if not _in_order(want, proof):
         return None
     initiating = tuple(sorted({r for name in want.initiating for r in assigned[name]}))
@@ -245,18 +248,6 @@ def _together(held: Callable[[str], list[Evidence]], group: Sequence[str]) -> li
     return found
 
 
-def _fits(size: str, count: int, world: int, universe: Sequence[int], taken: set[int]) -> bool:
-    if size in ("one", "none"):
-        return count == (size == "one")
-    if size == "minority":
-        return 1 <= count <= world / 2
-    if size == "majority":
-        return count > world / 2
-    if size == "rest":
-        return count == len([r for r in universe if r not in taken])
-    return count >= 1 or size in ("maybe", "launcher")  # any, all: at least one
-
-
 def _in_order(want: Correlation, proof: Mapping[str, Sequence[Evidence]]) -> bool:
     times = [min((e.t for e in proof[name] if e.kind != "core"), default=None) for name in want.order]
     known = [t for t in times if t is not None]
@@ -275,7 +266,7 @@ def _confirmed(
     sure = True
     for role in want.confirm:
         found = _members(role, signals, job, universe, now, want.window, limits)
-        if found is None or not _fits(role.ranks, len(found), len(universe), universe, set()):
+        if found is None or not sizes.fits(role.ranks, len(found), len(universe), universe, set()):
             sure = False
         else:
             extra += [e for es in found.values() for e in es]

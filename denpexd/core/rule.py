@@ -52,7 +52,8 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A set of ranks. `ranks`: one | minority | majority | any | maybe | none | all | rest | launcher. Signals by id.
+    """A set of ranks. `ranks`: one | minority | majority | any | few | maybe | none | all | rest |
+    launcher | somewhere. Signals by id.
 
     Each item of `any_of` is a group of signals that must hold together (most groups have one member).
     """

@@ -96,6 +96,12 @@ def _are_nodes(job: JobState, some: frozenset[int]) -> bool:
     return block and 1 < size < len(ranks) and len(ranks) % size == 0
 
 
+def several_nodes(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The ranks of the job are known to run on several nodes."""
+    nodes = job.once("nodes", lambda: sorted({s.node for s in job.ranks.values() if s.node}))
+    return [observed(rank, now, f"the job runs on {len(nodes)} nodes", signal.means)] if len(nodes) > 1 else []
+
+
 def missing_rank(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Did not join while the others wait for it at the start."""
     missing = job.once(("missing_rank", now), lambda: _missing(job, now, limits))

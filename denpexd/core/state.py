@@ -147,6 +147,7 @@ class RankState:
     metrics: dict[tuple[str, str], tuple[float | str, Evidence]] = field(default_factory=dict)
     numbers: Numbers = field(default_factory=Numbers)
     ordinary: deque[float] = field(default_factory=lambda: deque(maxlen=32))  # times of unremarkable output
+    settings: dict[str, tuple[str, Evidence]] = field(default_factory=dict)  # what it says of its environment
     loss: str | None = None
     reported: Evidence | None = None  # first collateral line
     killing: set[str] = field(default_factory=set)  # signals its launcher announced
@@ -193,6 +194,7 @@ class RankState:
         self.phase, self.phase_evidence = "start", None
         self.moved_t = float("-inf")
         self.metrics.clear()
+        self.settings.clear()
         self.numbers = Numbers()
         self.ordinary.clear()
 

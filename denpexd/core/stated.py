@@ -46,6 +46,38 @@ def stated_same(job: JobState, rank: RankState, signal: Signal, now: float, limi
     return []
 
 
+def setting_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """A setting (capture `setting` with `setting_value`) is another one for it than for most ranks that tell theirs."""
+    return [rank.settings[name][1].saying(signal.means) for name in _differing(job, rank) if _odd(job, rank, name)]
+
+
+def settings_differ(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """It tells of a setting that another rank, which tells of its own, has not or has otherwise; names no side."""
+    return [rank.settings[name][1].saying(signal.means) for name in _differing(job, rank)]
+
+
+def _telling(job: JobState) -> list[RankState]:
+    """Ranks whose library tells of its set-up."""
+
+    def tells(rank: RankState) -> bool:
+        return rank.rank >= 0 and bool(rank.settings or rank.seen.keys() & {"nccl.interface", "nccl.device"})
+
+    return job.once("telling", lambda: [s for s in job.ranks.values() if tells(s)])
+
+
+def _differing(job: JobState, rank: RankState) -> list[str]:
+    def other(name: str) -> bool:
+        return any(s.settings.get(name, ("",))[0] != rank.settings[name][0] for s in _telling(job))
+
+    return [name for name in rank.settings if other(name)]
+
+
+def _odd(job: JobState, rank: RankState, name: str) -> bool:
+    values = Counter(s.settings.get(name, ("",))[0] for s in _telling(job))
+    common, count = values.most_common(1)[0]
+    return count * 2 > values.total() > 2 and rank.settings[name][0] != common
+
+
 def _about(evidence: Evidence, rank: RankState, signal: Signal) -> Evidence:
     return replace(evidence, rank=rank.rank, means=signal.means)
 
