@@ -281,13 +281,23 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
         return found if len(found) >= signal.count else []
     if signal.kind == "frame":
         return stands.frame(job, rank, signal)
+    if signal.role == "config":
+        return _set_up(job, rank, signal)
     seen = rank.seen.get(signal.id)
     if seen is None or seen.count < signal.count or seen.last.t < now - window:
         return []
     found = [seen.first] if seen.first is seen.last else [seen.first, seen.last]
-    if signal.role == "config" or signal.lasting:
+    if signal.lasting:
         return found
     return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
+
+
+def _set_up(job: JobState, rank: RankState, signal: Signal) -> Answer:
+    """Mostly one rank prints how the job is set up; it holds for all of them, as long as the attempt lasts."""
+    told = rank.seen.get(signal.id) or next(
+        (s.seen[signal.id] for s in job.ranks.values() if signal.id in s.seen), None
+    )
+    return [] if told is None else [told.first]
 
 
 def lapsed(job: JobState, rank: RankState, t: float) -> bool:

@@ -140,3 +140,10 @@ def test_a_job_has_trained_from_its_first_step_on(world: World) -> None:
     assert world.who("trained") == []
     world.says(3.0, 0, "step", step="1")
     assert world.who("trained") == [0]
+
+
+def test_how_a_job_is_set_up_holds_for_all_ranks_whoever_printed_it(world: World) -> None:
+    world.says(1.0, 0, "timeout", op="ALLREDUCE").prints(1.0, 1)
+    told = Signal("line.timeout", "log", "because", role="config")
+    for rank in (0, 1):
+        assert holds(world.job, world.job.ranks[rank], told, 99999.0, 60.0, Limits())
