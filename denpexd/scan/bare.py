@@ -3,24 +3,33 @@
 Such a line does not prove that anything ended, so what is made of it is never `uncaught`.
 """
 
-from collections.abc import Mapping
+import re2
 
 from denpexd.core.events import Raised
 from denpexd.scan.blocks import Opening
 
 EXCEPTION = (
+    r"(?:Error|Exception|Interrupt|Invalid|Failed|Failure|Resources|Timeout|Exhausted|Died|\.[a-z]{0,12}error)"
+    r"(?:: \S|\([\"'])"
+)
+"""What the scanner looks for: a line that has it may be such a line."""
+
+_LINE = re2.compile(
     r"^(?:.{0,100}\b(?:ERROR|CRITICAL|FATAL|[Ee]rror|[Ff]atal)\b.{0,60}[ \t])?"
-    r"(?P<type>(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))"
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)"
+    r"|(?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*(?:Invalid|Fail(?:ed|ure)|Resources|Timeout|Exhausted|Died)|[a-z]*error))"
     r"(?:: (?P<said>\S.*)|\([\"'](?P<repr>.*?)[\"'],?\)\W*$)"
 )
 _MOST = 4000
 
 
-def bare_exception(opening: Opening, groups: Mapping[str, str]) -> Raised | None:
-    """The exception of a line that EXCEPTION matches; None where the line holds a whole traceback."""
+def bare_exception(opening: Opening) -> Raised | None:
+    """The exception that the line is; None if it only has such words, or holds a whole traceback."""
     o = opening
-    if "Traceback (most" in o.text:
+    found = _LINE.search(o.text)
+    if found is None or "Traceback (most" in o.text:
         return None
-    kind, message = groups["type"], (groups.get("said") or groups.get("repr") or "")[:_MOST]
-    text = f"{kind}: {message}"[:500]
-    return Raised(o.t, o.rank, o.source, o.offset, text, ((kind, message),), (), o.hooked, o.history)
+    kind, message = found["type"], (found["said"] or found["repr"] or "")[:_MOST]
+    return Raised(
+        o.t, o.rank, o.source, o.offset, f"{kind}: {message}"[:500], ((kind, message),), (), o.hooked, o.history
+    )

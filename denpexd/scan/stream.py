@@ -270,7 +270,7 @@ class Stream:
             self._emit(self._launcher.read(name, line, groups, self._t, self._at, self._history))
         elif name == "exception":
             if "traceback" not in kept and not is_handled(line.text, known=self._scanner.handles(line.text)):
-                raised = bare_exception(self._opening(line), groups)
+                raised = bare_exception(self._opening(line))
                 self._emit([] if raised is None else [raised])
         elif name not in kept:
             above_it = self._line_above(line, above) if name == "traceback" else ""

@@ -360,6 +360,19 @@ def test_an_exception_printed_without_its_traceback_is_told_but_has_ended_nothin
         assert found.uncaught == line.startswith("[rank3]")  # that is what torch's hook prints
 
 
+def test_exceptions_whose_name_is_no_error_are_known_by_the_module_before_it() -> None:
+    for line, kind in (
+        ("pyarrow.lib.ArrowInvalid: Not an Arrow file", "pyarrow.lib.ArrowInvalid"),
+        ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "socket.gaierror"),
+        ("cv2.error: OpenCV(4.10.0) resize.cpp:4152: error: (-215:Assertion failed)", "cv2.error"),
+        (
+            "triton.runtime.errors.OutOfResources: out of resource: shared memory",
+            "triton.runtime.errors.OutOfResources",
+        ),
+    ):
+        assert [found.chain[0][0] for found in raised(line)] == [kind]
+
+
 def test_words_about_exceptions_are_none() -> None:
     for line in (
         "class ValueError: raised for bad values",
