@@ -74,7 +74,8 @@ class Intake:
         if signal is None:
             return
         if signal.role == "kernel":
-            self.job.devices.note(event, self._quoted(event, signal.means, "kernel"))
+            said = self._quoted(event, signal.means, "kernel")
+            self.job.devices.note(event, replace(said, weight="fatal"))  # "no-retry fault": no program dealt with it
             return  # the rank in whose log it stands did not say it
         state = self.job.rank(event.rank)
         state.printed = True
