@@ -2,6 +2,7 @@
 # make test     the tests
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
+# make docs     what is generated from rules and schema: docs/encyclopedia and the JSON Schema of a rule
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 INCIDENT ?=
 TIMES ?= 40
 
-.PHONY: setup demo test score explore lint check clean
+.PHONY: setup demo test score explore lint docs check clean
 
 setup: $(VENV)/.tools
 
@@ -35,6 +36,10 @@ lint: $(VENV)/.tools
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.package
+	$(BIN)/denpexd rules schema > denpexd/catalog/rule.schema.json
+	$(BIN)/denpexd rules docs docs/encyclopedia
 
 check: lint
 	$(BIN)/denpexd rules check

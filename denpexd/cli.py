@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from denpexd import __version__
+from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_rules import rules
 from denpexd.errors import DenpexdError
 from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, whole, width
@@ -153,27 +154,8 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
     sys.exit(2 if failed else 0)
 
 
-@main.command()
-@click.argument("failure")
-@form("text", "json")
-def explain(failure: str, form: str) -> None:
-    """Print the encyclopedia entry of FAILURE (an id or an alias)."""
-    import difflib
-
-    from denpexd.entry import entry_json, entry_text
-
-    catalog = catalogue(())
-    rule = catalog.rules.get(catalog.aliases.get(failure, failure))
-    if rule is None:
-        near = difflib.get_close_matches(failure, [*catalog.rules, *catalog.aliases], 3, 0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
-        fail(f"no failure {failure!r}; {hint}")
-    if form == "json":
-        click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False))
-    else:
-        click.echo(entry_text(rule, width()))
-
-
+main.add_command(explain)
+main.add_command(search)
 main.add_command(rules)
 
 

@@ -33,16 +33,60 @@ def rules() -> None:
 
 @rules.command(name="list")
 @click.option("--category", help="Only this category.")
+@click.option("--severity", help="Only this severity.")
+@click.option("--status", help="Only this status.")
+@click.option("--domain", help="Only what is of this domain: code, configuration, data, infrastructure, hardware.")
+@click.option("--tag", "tags", multiple=True, help="Only what has this tag (given twice: both).")
+@PACKS
 @form("text", "json")
-def list_(category: str | None, form: str) -> None:
-    """All failures that are known."""
-    chosen = [r for r in catalogue().rules.values() if category in (None, r.entry.category)]
+def list_(packs: tuple[Path, ...], form: str, tags: tuple[str, ...], **wanted: str | None) -> None:
+    """All failures that are known, or those that are asked for.
+
+    Exit code 1: there is none of that kind.
+    """
+    chosen = [
+        rule
+        for rule in catalogue(packs).rules.values()
+        if set(tags) <= set(rule.entry.tags)
+        and all(value in (None, getattr(rule.entry, name)) for name, value in wanted.items())
+    ]
+    chosen.sort(key=lambda rule: (rule.entry.category, rule.id))
     if form == "json":
-        names = ("title", "category", "severity", "status")
+        names = ("title", "category", "severity", "status", "domain", "scope", "tags", "aliases")
         click.echo(json.dumps([{"id": r.id} | {n: getattr(r.entry, n) for n in names} for r in chosen], indent=2))
-        return
-    for rule in sorted(chosen, key=lambda r: (r.entry.category, r.id)):
-        click.echo(f"{rule.entry.category:<12} {rule.entry.severity:<9} {rule.id:<44} {rule.entry.title}")
+    elif chosen:
+        click.echo(columns([(r.entry.category, r.entry.severity, r.id, r.entry.title) for r in chosen]))
+    else:
+        click.echo("no failure is of that kind; denpexd rules list shows all", err=True)
+    sys.exit(0 if chosen else 1)
+
+
+@rules.command()
+@click.argument("rule_id", metavar="ID")
+@click.option("--category", default="crash", show_default=True, help="What kind of failure it is: its folder.")
+@click.option("--into", type=EXISTING, default=Path("rules"), show_default=True, help="Folder of rules to write to.")
+def new(rule_id: str, category: str, into: Path) -> None:
+    """Write a commented rule to begin with, which passes every check as it is.
+
+    Exit code 2: the id is no id, or exists already.
+    """
+    import re
+    from typing import get_args
+
+    from denpexd.catalog.schema import Category, schema_file
+    from denpexd.catalog.skeleton import skeleton
+
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", rule_id):
+        fail(f"{rule_id!r} is no id: lower case words with hyphens, as in disk-full")
+    if category not in get_args(Category):
+        fail(f"there is no category {category!r}; choose one of {', '.join(get_args(Category))}")
+    known = catalogue()
+    path = into / category / f"{rule_id}.yaml"
+    if rule_id in known.rules or rule_id in known.aliases or path.exists():
+        fail(f"{rule_id!r} exists already: denpexd explain {rule_id}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(skeleton(rule_id, category, path, str(schema_file())), "utf-8")
+    click.echo(f"{path}\nnow change it, and after each change: denpexd rules test {path}")
 
 
 @rules.command()
@@ -119,11 +163,39 @@ def packs(packs: tuple[Path, ...], form: str) -> None:
 
 
 @rules.command()
-def schema() -> None:
+@click.option("--path", is_flag=True, help="Only where the file is.")
+def schema(path: bool) -> None:
     """The JSON Schema of a rule file, for editors."""
-    from denpexd.catalog.schema import json_schema
+    from denpexd.catalog.schema import json_schema, schema_file
 
-    click.echo(json.dumps(json_schema(), indent=2))
+    click.echo(str(schema_file()) if path else json.dumps(json_schema(), indent=2))
+
+
+@rules.command()
+@click.argument("folder", type=EXISTING)
+@click.option("--check", is_flag=True, help="Write nothing; say what would be written.")
+@PACKS
+def docs(folder: Path, check: bool, packs: tuple[Path, ...]) -> None:
+    """Write the encyclopedia as Markdown into FOLDER: a page for each failure, indexes by category and by symptom.
+
+    Exit code 0: written, or nothing to do, 1: with --check, something is out of date.
+    """
+    from denpexd.catalog.load import load, shipped_rules
+    from denpexd.encyclopedia import difference, write
+
+    catalog, errors = load([shipped_rules(), *packs])
+    if errors:
+        fail("mend the rules first:\n" + "\n".join(map(str, errors)))
+    changes = difference(catalog, folder)
+    if not check:
+        write(folder, changes)
+        click.echo(f"{len(catalog.rules)} failures, {len(changes)} pages changed in {folder}")
+    elif changes:
+        names = ", ".join(sorted(changes)[:10]) + (", ..." if len(changes) > 10 else "")
+        click.echo(
+            f"{len(changes)} pages in {folder} are out of date: {names}\nrun: denpexd rules docs {folder}", err=True
+        )
+        sys.exit(1)
 
 
 def _file(name: str, folders: Sequence[Path]) -> Path:

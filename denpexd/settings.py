@@ -28,6 +28,9 @@ from denpexd.settings_values import Duration, SecretUrl, Size, as_list, check_ht
 Severity = Literal["critical", "high", "medium", "low"]
 Switch = Literal["auto", "on", "off"]
 
+ENCYCLOPEDIA = "https://github.com/denpexd/denpexd/blob/main/docs/encyclopedia/{failure}.md"
+"""Where every shipped failure has a page."""
+
 _OWN_HEADERS = {"idempotency-key", "content-type", "content-length", "host", "user-agent"}
 
 
@@ -201,7 +204,7 @@ class Settings(BaseSettings):
         default="info", description="of the daemon's own log"
     )
     runbook_base_url: str | None = Field(
-        default=None, description="prefix of links to runbooks; the failure id is appended"
+        default=ENCYCLOPEDIA, description="links to runbooks: {failure} stands for the id, which is appended without it"
     )
 
     @classmethod

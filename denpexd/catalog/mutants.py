@@ -12,12 +12,12 @@ from typing import Any
 from denpexd.catalog.document import Trail
 from denpexd.core.rule import Correlation, Role, Rule, Signal
 
-EASIER = {"one": "any", "minority": "any", "majority": "any", "all": "any", "any": "maybe", "rest": "maybe"}
-EASIER |= {"somewhere": "maybe", "few": "maybe"}
+EASIER = dict.fromkeys(("one", "minority", "majority", "all"), "any")
+EASIER |= dict.fromkeys(("any", "rest", "none", "somewhere", "few"), "maybe")
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
-REQUIRED = {"metric_spread": ("name",), "phase": ("name",), "phase_alone": ("name",)}
-REQUIRED |= dict.fromkeys(("stated_odd", "stated_differs", "stated_same"), ("name",))
+_NAMED = ("metric_spread", "phase", "phase_alone", "stated_odd", "stated_differs", "stated_same")
+REQUIRED = dict.fromkeys(_NAMED, ("name",))
 """Parameters without which a fact says nothing."""
 
 

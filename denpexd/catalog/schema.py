@@ -1,5 +1,6 @@
 """A rule file as it is written: head, signals, correlation, entry, examples. See docs/rule-format.md."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, WithJsonSchema
@@ -169,6 +170,11 @@ class RuleFile(Model):
     audience: Audience = Field(default_factory=Audience)
 
     examples: tuple[Example, ...] = ()
+
+
+def schema_file() -> Path:
+    """Where the JSON Schema is installed, for the first line of a rule file."""
+    return Path(__file__).parent / "rule.schema.json"
 
 
 def json_schema() -> dict[str, Any]:

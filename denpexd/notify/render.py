@@ -29,8 +29,8 @@ _STYLES |= {"confirmed": "32", "likely": "33", "undetermined": "35", "head": "1"
 _STYLES |= {"read-only": "32", "config": "33", "restart": "33", "disruptive": "31"}
 
 
-class _Page:
-    """Lines of a report, with or without colour."""
+class Page:
+    """Lines of a report or an encyclopedia entry, with or without colour."""
 
     def __init__(self, color: bool, width: int, whole: bool = False) -> None:
         self.color, self.width, self._whole = color, max(40, width), whole
@@ -83,7 +83,7 @@ def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) ->
 
     `whole`: headline and facts are not cut, for a file or a pipe, where nothing runs over an edge.
     """
-    page = _Page(color, width, whole)
+    page = Page(color, width, whole)
     page.lines.append(_first_line(verdict, page))
     page.text(string(verdict, "quick_answer"))
     _facts(verdict, page)
@@ -96,7 +96,7 @@ def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) ->
     return "\n".join(page.lines)
 
 
-def _first_line(verdict: Verdict, page: _Page) -> str:
+def _first_line(verdict: Verdict, page: Page) -> str:
     closed = verdict.get("state") == "closed"
     style = "closed" if closed else string(verdict, "severity")
     certainty = one_line(verdict.get("certainty") or "undetermined")
@@ -108,7 +108,7 @@ def _first_line(verdict: Verdict, page: _Page) -> str:
     return f"{start}  {who(verdict)}  {page.paint(title, 'head')}  ({page.paint(certainty, certainty)})"
 
 
-def _facts(verdict: Verdict, page: _Page) -> None:
+def _facts(verdict: Verdict, page: Page) -> None:
     nodes = verdict.get("nodes")
     at = {str(rank): node for rank, node in nodes.items()} if isinstance(nodes, Mapping) else {}
     initiating = ranks(verdict, "initiating_ranks")
@@ -134,7 +134,7 @@ def _facts(verdict: Verdict, page: _Page) -> None:
     ]
 
 
-def _evidence(verdict: Verdict, page: _Page) -> None:
+def _evidence(verdict: Verdict, page: Page) -> None:
     found = items(verdict, "evidence")
     if not found:
         return
@@ -155,7 +155,7 @@ def _origin(item: Mapping[str, object]) -> str:
     return where + (f"  {when}" if (when := moment(item.get("t"))) else "")
 
 
-def _against(verdict: Verdict, page: _Page) -> None:
+def _against(verdict: Verdict, page: Page) -> None:
     against, others = items(verdict, "against"), items(verdict, "alternatives")
     if against or others:
         page.head("What speaks against it")
@@ -165,7 +165,7 @@ def _against(verdict: Verdict, page: _Page) -> None:
         page.text(f"{one_line(item.get('failure'))}: {one_line(item.get('why_not'))}", "  - not ", "    ")
 
 
-def _missing(verdict: Verdict, page: _Page) -> None:
+def _missing(verdict: Verdict, page: Page) -> None:
     wanted = items(verdict, "missing")
     if wanted:
         page.head("What is missing")
@@ -174,7 +174,7 @@ def _missing(verdict: Verdict, page: _Page) -> None:
         page.text(one_line(item.get("how")), "    → ", "      ")
 
 
-def _remedy(verdict: Verdict, page: _Page) -> None:
+def _remedy(verdict: Verdict, page: Page) -> None:
     steps = items(verdict, "remediation")
     if steps or string(verdict, "fallback") or string(verdict, "mitigation"):
         page.head("What to do")
@@ -197,7 +197,7 @@ def _remedy(verdict: Verdict, page: _Page) -> None:
     page.section("How to prevent it", one_line(verdict.get("prevention")))
 
 
-def _links(verdict: Verdict, page: _Page) -> None:
+def _links(verdict: Verdict, page: Page) -> None:
     page.head("More")
     page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "  ")
     references = verdict.get("references")

@@ -23,6 +23,11 @@ EXPIRES_AFTER = 4
 Labels = dict[str, str]
 
 
+def runbook_url(base: str, failure: str) -> str:
+    """The page of a failure: in place of `{failure}`, or at the end where the base does not say so."""
+    return base.replace("{failure}", failure) if "{failure}" in base else f"{base.rstrip('/')}/{failure}"
+
+
 class AlertmanagerSink:
     """Pushes to `<url>/api/v2/alerts`."""
 
@@ -91,7 +96,7 @@ class AlertmanagerSink:
             "certainty": one_line(verdict.get("certainty")),
         }
         if self._runbooks:
-            found["runbook_url"] = f"{self._runbooks.rstrip('/')}/{one_line(verdict.get('failure'))}"
+            found["runbook_url"] = runbook_url(self._runbooks, one_line(verdict.get("failure")))
         return {name: text for name, text in found.items() if text}
 
     async def _post(self, alerts: list[dict[str, object]]) -> None:

@@ -1,0 +1,92 @@
+"""`denpexd explain` and `denpexd search`: the encyclopedia on the terminal, without a network."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from denpexd.terminal import PACKS, catalogue, color, fail, form, width
+
+if TYPE_CHECKING:
+    from denpexd.search import Found
+
+
+@click.command()
+@click.argument("failure")
+@PACKS
+@form("text", "markdown", "json")
+@click.option("--no-color", is_flag=True, help="Plain text.")
+def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) -> None:
+    """Print the encyclopedia entry of FAILURE (an id or an alias).
+
+    Exit code 2: there is no such failure.
+    """
+    import difflib
+
+    from denpexd.entry import entry_json, entry_markdown, entry_text
+
+    catalog = catalogue(packs)
+    rule = catalog.rules.get(catalog.aliases.get(failure, failure))
+    if rule is None:
+        near = difflib.get_close_matches(failure, [*catalog.rules, *catalog.aliases], 3, 0.4)
+        hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
+        fail(f"no failure {failure!r}; {hint}")
+    if form == "json":
+        click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False))
+    elif form == "markdown":
+        click.echo(entry_markdown(rule), nl=False)
+    else:
+        click.echo(entry_text(rule, width(), color=color(no_color)))
+
+
+@click.command()
+@click.argument("text", nargs=-1, required=True)
+@PACKS
+@click.option("--limit", type=click.IntRange(1, 100), default=5, show_default=True, help="How many at most.")
+@form("text", "json")
+@click.option("--no-color", is_flag=True, help="Plain text.")
+def search(text: tuple[str, ...], packs: tuple[Path, ...], limit: int, form: str, no_color: bool) -> None:
+    """Find failures by TEXT: words, or the text of an error, also of several lines; - reads standard input.
+
+    Failures whose own signals match the text come first, then those that have words in common with it.
+    Exit code 0: found, 1: nothing found, 2: no text.
+    """
+    from denpexd.notify.redact import redact
+    from denpexd.scan.re2_engine import Re2Engine
+    from denpexd.search import Search
+
+    asked = sys.stdin.buffer.read().decode(errors="replace") if text == ("-",) else " ".join(text)
+    if not asked.strip():
+        fail("there is no text to search for")
+    found = Search(catalogue(packs), Re2Engine)(asked, limit)
+    if form == "json":
+        rows = [
+            {"id": one.rule.id, "title": one.rule.entry.title, "category": one.rule.entry.category}
+            | {"severity": one.rule.entry.severity, "quick_answer": one.rule.entry.quick_answer}
+            | {"matches": [{"text": redact(line)[0], "means": means} for line, means in one.quotes]}
+            | {"words": list(one.words), "score": round(one.score, 3)}
+            for one in found
+        ]
+        click.echo(json.dumps({"found": rows}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(_listing(found, color(no_color)) if found else "Nothing found. All failures: denpexd rules list")
+    sys.exit(0 if found else 1)
+
+
+def _listing(found: "list[Found]", colored: bool) -> str:
+    from denpexd.notify.redact import redact
+    from denpexd.notify.render import Page
+
+    page = Page(colored, width())
+    for number, one in enumerate(found, 1):
+        e = one.rule.entry
+        page.lines.append(f"{number}. {page.paint(e.title, 'head')}  ({page.paint(e.severity, e.severity)})")
+        for line, means in one.quotes[:3]:
+            page.lines.append(page.paint(page.cut(f"   > {redact(line)[0]}", page.width), "command"))
+            page.text(means, "     ")
+        if not one.quotes:
+            page.text(f"words in common: {', '.join(one.words)}", "   ", style="dim")
+        page.lines += [f"   denpexd explain {one.rule.id}", ""]
+    return "\n".join(page.lines[:-1])
