@@ -319,10 +319,10 @@ class OomKilled(FactSignal):
 
 
 class Restarted(FactSignal):
-    """The launcher has started the workers again and again, and they ended the same way at least `times` times."""
+    """The launcher has started the workers again and again, and they ended the same way `times` times (default 3)."""
 
     fact: Literal["restarted"]
-    times: Annotated[StrictInt, Field(ge=2)] = 3
+    times: Annotated[StrictInt, Field(ge=2)] | None = None
 
 
 class GpuMemory(FactSignal):

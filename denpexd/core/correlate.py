@@ -45,7 +45,7 @@ from denpexd.core.index import Index
 from denpexd.core.intake import Intake
 from denpexd.core.match import Candidate, candidate
 from denpexd.core.rule import Catalog
-from denpexd.core.settling import Moment, moved_on, ready
+from denpexd.core.settling import Moment, comes_again, moved_on, ready
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
@@ -54,7 +54,7 @@ FIELD_FACTS = (
     *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
     *("stated_odd", "stated_differs", "stated_same", "missing_rank", "setting_odd", "settings_differ"),
 )
-WAIT_FACTS = ("no_report", "timed_out", "reported", "worked_on", "unreported", "named_peer", "missing_rank")
+WAIT_FACTS = ("no_report", "timed_out", "reported", "worked_on", "unreported", "named_peer", "missing_rank", *OUTSIDE)
 STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
@@ -91,6 +91,7 @@ class Correlator:
         self._matched_since: dict[str, float] = {}
         self._adopted: dict[str, Mapping[str, object]] = {}
         self._ending = False
+        self._ended: Incident | None = None  # the last stop that is over
         self._dismissed: int | None = None  # movements of the job when a stop was closed by hand
 
     def use(self, catalog: Catalog) -> None:
@@ -364,6 +365,9 @@ class Correlator:
         self._stops += 1
         key = make_key(self.job.job, self.job.attempt, self._stops, self.now)
         incident = Incident(key, self.now, c, self.job.attempt, updated_t=self.now, alternatives=others)
+        if slot == "stop" and self._ended is not None and comes_again(self._ended, c, self.job, self.now):
+            was = self._ended
+            incident.key, incident.opened_t, incident.revision = was.key, was.opened_t, was.revision + 1
         incident.found_at_start, incident.said = c.history, essence(c)
         self.incidents[slot] = incident
         out.append(Opened(verdict(incident, self.job, self.now, event="opened", state="open")))
@@ -395,6 +399,8 @@ class Correlator:
         incident.revision, incident.updated_t = incident.revision + 1, self.now
         out.append(Closed(verdict(incident, self.job, self.now, event="closed", state="closed")))
         del self.incidents[slot]
+        if slot == "stop":
+            self._ended = incident
 
     def _close(self, out: list[Output], slot: str, incident: Incident) -> None:
         self._shut(out, slot, incident)

@@ -14,7 +14,7 @@ from denpexd.core.state import Answer, Evidence, JobState, RankState, Round, Tol
 
 WEAK = ("cancelled", "signal")
 OF_A_NODE = ("spot", "eviction", "node_failure")
-NOTICES = ("spot", "preemption")  # said in advance: training goes on for a while
+NOTICES = ("spot",)  # said in advance: training goes on for a while
 SILENT = ("person", "program")  # nothing is wrong, nobody is told
 NOTICE = 600.0  # seconds that a notice is given in advance, at most
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL, at least
@@ -45,8 +45,8 @@ def _stands(job: JobState, told: Told, limits: cadence.Limits) -> bool:
     t = told.evidence.t
     last = max((s.moved_t for r, s in job.ranks.items() if r >= 0), default=float("-inf"))
     if told.event in NOTICES:
-        stop = min((e.t for e in _ends(job)), default=None)
-        if last > t + _flight(job) and (stop is None or not t <= stop <= t + NOTICE or last > stop + _flight(job)):
+        stop = min((e.t for e in _ends(job) if e.t >= t), default=None)
+        if stop is None or stop > t + NOTICE or last > stop + _flight(job):
             return False
     elif last > t + _flight(job):
         return False

@@ -10,6 +10,7 @@ from denpexd.core.match import Candidate
 from denpexd.core.state import JobState
 
 MOST_PATIENT = 300.0
+AGAIN = 600.0  # seconds after which the same failure is a new incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,9 @@ def moved_on(job: JobState, incident: Incident) -> bool:
     """Training goes on: two more steps after the incident opened, beyond those that were in flight."""
     since = max(incident.opened_t, incident.candidate.evidence[-1].t)
     return job.moved_t is not None and job.moved_t > since + max(2.0, 2 * (job.usual or 0.0))
+
+
+def comes_again(was: Incident, c: Candidate, job: JobState, now: float) -> bool:
+    """The launcher started the workers anew after that incident, and the same ranks have failed again soon."""
+    failed = [one.t for one in job.rounds if one.t >= was.opened_t - SETTLE]
+    return bool(failed) and now - was.updated_t <= AGAIN and was.candidate.initiating == c.initiating

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from denpexd.core.events import UNKNOWN_RANK, Exit, Fact
+from denpexd.core.correlate import Correlator
+from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Fact, Opened, Output, Tick
 from denpexd.core.rule import Signal
 from denpexd.core.state import JobState
 
-from .test_core_facts import World, fact, line, raised
+from .test_core_facts import TINY, World, fact, line, raised
 
 OLD_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 39.59 GiB total capacity; {})"
 NEW_OOM = "CUDA out of memory. Tried to allocate 224.00 MiB. GPU 2 has a total capacity of 79.33 GiB of which {}"
@@ -57,7 +58,8 @@ def test_a_worker_that_is_told_counts_only_where_nothing_failed() -> None:
 
 def test_a_node_that_is_reclaimed_is_known_by_its_name_or_by_those_who_miss_it() -> None:
     world = running().at(11.0, line(UNKNOWN_RANK, "reclaimed", {"node": "node-b.site"}))
-    assert world.who(told("spot")) == [UNKNOWN_RANK]
+    assert world.who(told("spot")) == []  # only a notice so far
+    assert world.at(12.0, line(UNKNOWN_RANK, "launcher_told")).who(told("spot")) == [UNKNOWN_RANK]
     world.at(15.0, line(0, "lost"), line(1, "lost"))
     assert world.who(told("spot")) == [2, 3]
     world.job.rank(3).node = "node-b"
@@ -155,3 +157,23 @@ def test_only_so_much_is_remembered() -> None:
     assert len(world.job.told["signal"]) <= 64
     assert len(world.job.rounds) <= 64
     assert isinstance(world.job, JobState)
+
+
+def test_the_same_failure_after_a_restart_of_the_launcher_is_one_incident() -> None:
+    core = Correlator(TINY, "job", world_size=2)
+    told: list[Output] = []
+
+    def attempt(start: float, pid: int) -> None:
+        for n in range(1, 5):
+            told.extend(core.feed([replace(line(r, "step", {"step": str(n)}), t=start + n) for r in (0, 1)]))
+        error = replace(raised(1, ("ValueError", "bad sample")), t=start + 5)
+        told.extend(core.feed([error, replace(failed(1, pid), t=start + 6), Exit(start + 6, 1, 1, "launcher")]))
+        for second in range(40):
+            told.extend(core.feed([Tick(start + 6 + second)]))
+
+    attempt(0.0, 101)
+    attempt(60.0, 102)
+    stops = [(type(one), one.verdict) for one in told if isinstance(one, Opened | Closed)]
+    assert [kind for kind, _ in stops] == [Opened, Closed, Opened]
+    assert len({str(verdict["key"]) for _, verdict in stops}) == 1
+    assert [verdict["revision"] for _, verdict in stops] == [1, 2, 3]
