@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 @form("text", "markdown", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) -> None:
-    """Print the encyclopedia entry of FAILURE (an id or an alias).
+    """Print the encyclopedia entry of FAILURE (an id or an alias), or what a code of NVIDIA's driver means ("xid 79").
 
     Exit code 2: there is no such failure.
     """
     import difflib
 
+    from denpexd.catalog.xids import asked_for, xid_json, xid_text
     from denpexd.entry import entry_json, entry_markdown, entry_text
 
+    if (code := asked_for(failure)) is not None:
+        click.echo(json.dumps(xid_json(code), ensure_ascii=False) if form == "json" else xid_text(code))
+        return
     catalog = catalogue(packs)
     rule = catalog.rules.get(catalog.aliases.get(failure, failure))
     if rule is None:
