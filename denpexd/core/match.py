@@ -163,6 +163,8 @@ def _correlated(
     if not _in_order(want, proof):
         return None
     initiating = tuple(sorted({r for name in want.initiating for r in assigned[name]}))
+    if not initiating and job.world_size == 1:
+        initiating = tuple(universe)  # nobody else can have begun
     named = {r for name in want.collateral for r in assigned[name]}
     collateral = tuple(sorted(named - set(initiating)))
     main = [e for name in want.initiating for e in proof[name]] or [e for es in proof.values() for e in es]
