@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from denpexd.core import devices
+from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
 from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal
@@ -26,7 +26,6 @@ from denpexd.core.state import (
 )
 
 OLD = 600.0  # seconds after which a word about the job may be forgotten
-MAX_SETTINGS = 128  # a rank may tell of
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
@@ -152,6 +151,7 @@ class Intake:
             self._collective(state, fields.get("pg") or "0", fields, evidence)
         if (batches := _number(fields.get("batches"))) is not None:
             state.batches = batches
+        stated.keep(state, fields, evidence)
         value = fields.get("value") or fields.get("digest")
         if value and "metric" in fields:
             self._metric(state, event, value, evidence)

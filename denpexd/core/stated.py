@@ -13,6 +13,14 @@ from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState
 
 Said = tuple[str, Evidence]
+MAX_SETTINGS = 128  # a rank may tell of
+
+
+def keep(rank: RankState, fields: Mapping[str, str], evidence: Evidence) -> None:
+    """Remember a variable of the environment (captures `setting` and `setting_value`) that the rank tells of."""
+    name = fields.get("setting")
+    if name and (name in rank.settings or len(rank.settings) < MAX_SETTINGS):
+        rank.settings[name] = (fields.get("setting_value", ""), evidence)
 
 
 def stated_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
