@@ -22,7 +22,11 @@ CONTEXT = 2 * _UNITS["G"]  # what a process uses beside torch's allocator, at mo
 
 def gpu_memory(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """`fragmented`: what torch holds without using it would have been enough; `other_process`: what others hold."""
-    judge = _fragmented if signal.params.get("why") == "fragmented" else _other_process
+    why = signal.params.get("why")
+
+    def judge(text: str) -> bool:
+        return (why != "other_process" and _fragmented(text)) or (why != "fragmented" and _other_process(text))
+
     found = []
     for known in rank.raised:
         event = known.event

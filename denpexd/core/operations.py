@@ -170,7 +170,9 @@ def oom_killed(job: JobState, rank: RankState, signal: Signal, now: float, limit
 
 
 def _kernel_or_cgroup(text: str) -> str:
-    return "cgroup" if "emory cgroup" in text or "MEMCG" in text else "kernel"
+    if "emory cgroup" in text or "MEMCG" in text:
+        return "cgroup"
+    return "kernel" if "ut of memory" in text or "oom-kill" in text else ""
 
 
 def _killed_then(job: JobState, rank: RankState, told: Told) -> bool:
