@@ -144,6 +144,13 @@ class Exit(FactSignal):
     by: Literal["process", "launcher"] | None = None
 
 
+class LeftFirst(FactSignal):
+    """The process ended before any rank reported another."""
+
+    fact: Literal["left_first"]
+    code: StrictInt | None = None
+
+
 class Stalled(FactSignal):
     """The job makes no progress."""
 
@@ -344,6 +351,7 @@ class PlainFact(FactSignal):
         "no_report",
         "timed_out",
         "reported",
+        "failed_itself",
         "fewer_steps",
         "trained",
         "ended",
@@ -364,6 +372,7 @@ Fact = Annotated[
     | Exit
     | Stalled
     | WorkedOn
+    | LeftFirst
     | Silent
     | InPhase
     | Pending

@@ -10,6 +10,8 @@ from denpexd.core import cadence, stands
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, Collective, Evidence, JobState, RankState, observed
 
+TOGETHER = 2.0  # seconds: two polls of the process table
+
 
 def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     op = signal.param_matchers.get("op")
@@ -146,6 +148,30 @@ def reported(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
         return []
     return [known.saying(signal.means)]
+
+
+def failed_itself(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """It raised an error of its own, or its process ended before any rank had reported others: no victim."""
+    own = next((r for r in rank.raised if not r.collateral and not job.moved_on(rank, r.event.t)), None)
+    if own is not None:
+        e = own.event
+        return [Evidence(rank.rank, "log", e.source, e.offset, e.t, e.text, signal.means, seq=own.seq)]
+    return left_first(job, rank, signal, now, limits)
+
+
+def left_first(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Its process ended, in whatever way, before any other rank had reported a failure; `code`: with this exit code."""
+    said = min((s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported), default=float("inf"))
+    if rank.reported or not rank.exits or rank.gone is None or rank.gone.forced or rank.gone.event.t > said + TOGETHER:
+        return []
+    codes = {e.event.code for e in rank.exits if e.event.code is not None}
+    if "code" in signal.params and signal.params["code"] not in codes:
+        return []
+    if job.clean or (not any(s.heard and not s.gone for r, s in job.ranks.items() if r >= 0) and said == float("inf")):
+        return []
+    how = f"with exit code {min(codes)}" if codes else "nobody saw how"
+    event, text = rank.gone.event, f"process ended, {how}, before any rank reported another"
+    return [Evidence(rank.rank, "process", event.source, 0, event.t, text, signal.means, seq=rank.gone.seq)]
 
 
 def worked_on(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

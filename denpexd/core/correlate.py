@@ -54,12 +54,32 @@ FIELD_FACTS = (
     *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
     *("stated_odd", "stated_differs", "stated_same", "missing_rank", "setting_odd", "settings_differ", "several_nodes"),
 )
-WAIT_FACTS = ("no_report", "timed_out", "reported", "worked_on", "unreported", "named_peer", "missing_rank", *OUTSIDE)
+WAIT_FACTS = (
+    *("no_report", "failed_itself", "left_first"),
+    "timed_out",
+    "reported",
+    "worked_on",
+    "unreported",
+    "named_peer",
+    "missing_rank",
+    *OUTSIDE,
+)
 STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
 PACE_FACTS = ("slow", "throughput", "spike", "overlong")  # of many
-END_FACTS = ("exit", "gone", "raised", "ended", "fewer_steps", "complete", "unreported", *OUTSIDE)
+END_FACTS = (
+    "exit",
+    "gone",
+    "raised",
+    "ended",
+    "fewer_steps",
+    "complete",
+    "unreported",
+    *OUTSIDE,
+    "failed_itself",
+    "left_first",
+)
 BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
 

@@ -236,6 +236,8 @@ FACTS: Mapping[str, Fact] = {
     "no_report": collectives.no_report,
     "timed_out": collectives.timed_out,
     "reported": collectives.reported,
+    "failed_itself": collectives.failed_itself,
+    "left_first": collectives.left_first,
     "worked_on": collectives.worked_on,
     "fewer_steps": fewer_steps,
     "xid": kernel.xid,

@@ -81,7 +81,9 @@ def _ended_badly(job: JobState, ranks: Iterable[int]) -> bool:
 def moved_on(job: JobState, incident: Incident) -> bool:
     """Training goes on: two more steps after the incident opened, beyond those that were in flight."""
     since = max(incident.opened_t, incident.candidate.evidence[-1].t)
-    return job.moved_t is not None and job.moved_t > since + max(2.0, 2 * (job.usual or 0.0))
+    ended = any(r in job.ranks and job.ranks[r].gone for r in incident.candidate.initiating)
+    moved = job.trained_t if ended else job.moved_t  # an evaluation that goes on elsewhere brings no process back
+    return moved is not None and moved > since + max(2.0, 2 * (job.usual or 0.0))
 
 
 def comes_again(was: Incident, c: Candidate, job: JobState, now: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Activity, Fact, Frame, Frames, Hit
+from denpexd.core.events import Activity, Exit, Fact, Frame, Frames, Hit, Raised
 from denpexd.core.facts import holds
 from denpexd.core.intake import Intake
 from denpexd.core.rule import Signal
@@ -147,3 +147,40 @@ def test_how_a_job_is_set_up_holds_for_all_ranks_whoever_printed_it(world: World
     told = Signal("line.timeout", "log", "because", role="config")
     for rank in (0, 1):
         assert holds(world.job, world.job.ranks[rank], told, 99999.0, 60.0, Limits())
+
+
+def ends(world: World, t: float, rank: int, code: int | None) -> World:
+    world.job.seq += 1
+    world._intake.exit(Exit(t, rank, code))
+    return world
+
+
+def test_who_leaves_before_anyone_complains_left_first(world: World) -> None:
+    world.prints(1.0, 0)
+    world.says(9.0, 1, "step", step="1")
+    ends(world, 10.0, 0, 0).says(11.0, 1, "timeout", op="ALLREDUCE")
+    ends(world, 12.0, 1, 1)
+    assert world.who("left_first") == [0]
+    assert world.who("left_first", code=0) == [0]
+    assert world.who("left_first", code=3) == []
+    assert world.who("failed_itself") == [0]
+
+
+def test_who_ends_after_a_report_is_a_victim(world: World) -> None:
+    world.says(11.0, 1, "timeout", op="ALLREDUCE")
+    ends(world, 20.0, 0, -6)
+    assert world.who("left_first") == []
+    assert world.who("failed_itself") == []
+
+
+def test_who_raised_an_error_of_its_own_failed_itself(world: World) -> None:
+    world._intake.raised(Raised(5.0, 2, "rank2", 0, "x", (("ValueError", "bad sample"),), (), uncaught=True))
+    assert world.who("failed_itself") == [2]
+    assert world.who("left_first") == []
+
+
+def test_nobody_left_first_when_a_job_ends_as_a_whole(world: World) -> None:
+    for rank in range(4):
+        world.prints(1.0, rank)
+        ends(world, 10.0 + rank, rank, 0)
+    assert world.who("left_first") == []
