@@ -111,13 +111,11 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
 
 
 def throughput(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
-    """Steps have taken `factor` times as long as before for `for` seconds: true of every rank that makes steps.
+    """Steps have taken `factor` times as long as before for `for` seconds: true of all ranks or of none.
 
     `rate`: a printed rate (samples or tokens a second), where there is one, has fallen too.
     """
     factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 60.0))
-    if not rank.moves:
-        return []
     found = job.tempo.slower(factor, lasting)
     if found is None or (signal.params.get("rate") and _rate_is_kept(job, factor)):
         return []

@@ -152,13 +152,13 @@ class Reader:
 
     def numbers(self, text: str) -> list[tuple[str, str, float]]:
         """(quantity, name, value) of each finite number of a line; times are in seconds."""
-        found = []
+        found: dict[tuple[str, str], float] = {}
         for quantity, signal in self._quantities:
             if (fields := _fields(signal, text)) is not None:
                 value, name = _value(fields), normal(fields.get("metric") or quantity)
                 if value is not None and not is_aside(name):
-                    found.append((quantity, name, value))
-        return found
+                    found.setdefault((quantity, name), value)
+        return [(quantity, name, value) for (quantity, name), value in found.items()]
 
     def step(self, text: str) -> int | None:
         """The step counter of a line, if it has one."""
