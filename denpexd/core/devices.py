@@ -202,13 +202,20 @@ def _index(job: "JobState", line: Noticed, near: list[int], *, certain: bool) ->
         if alone and line.first.teller != UNKNOWN_RANK:
             return line.first.teller  # only the process that caused it says so
         at, near = int(hsa) - 2, [r for r in tellers if r != UNKNOWN_RANK]  # every process of the node says so
-    elif certain and line.fields.get("gpu", "").isdigit():
+    elif line.fields.get("gpu", "").isdigit():
         at = int(line.fields["gpu"])
+        if not certain and not _one_node_only(len(near), at):
+            return None
         if known := [r for r in near if _state(job, r, "gpu") == at]:
             return known[0] if len(known) == 1 else None
     else:
         return None
     return near[at] if 0 <= at < len(near) else None
+
+
+def _one_node_only(world: int, at: int) -> bool:
+    """Of nodes of equal size, only one that holds all ranks can have a GPU of this index."""
+    return at < world and all(world % size for size in range(at + 1, world))
 
 
 def _one_of(job: "JobState", line: Noticed, near: list[int], *, named: bool) -> tuple[int, ...]:

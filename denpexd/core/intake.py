@@ -73,8 +73,7 @@ class Intake:
         if signal is None:
             return
         if signal.role == "kernel":
-            said = self._quoted(event, signal.means, "kernel")
-            self.job.devices.note(event, replace(said, weight="fatal"))  # "no-retry fault": no program dealt with it
+            self.job.devices.note(event, self._quoted(event, signal.means, "kernel"))
             return  # the rank in whose log it stands did not say it
         state = self.job.rank(event.rank)
         state.printed = True

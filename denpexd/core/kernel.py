@@ -10,6 +10,7 @@ from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
 
+START = 600.0  # seconds for which a line proves nothing in a job that has not trained yet: it may quote the past
 LASTS = 3600.0  # seconds for which a degradation that the kernel reported is told
 _DEVICE_WORDS = re.compile(r"(?i)cuda|nccl|cublas|cudnn|nvml|\bhip|rccl|xla|gpu")
 
@@ -17,9 +18,9 @@ _DEVICE_WORDS = re.compile(r"(?i)cuda|nccl|cublas|cudnn|nvml|\bhip|rccl|xla|gpu"
 def xid(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """NVIDIA's driver reported one of these codes about the rank's process or its GPU."""
     unless = _with_code(job, str(signal.params.get("unless", "")))
-    if unless and _about(job, rank, signal, unless):
+    if unless and _about(job, rank, signal, now, unless):
         return []
-    return _about(job, rank, signal, _with_code(job, str(signal.params.get("code", ""))))
+    return _about(job, rank, signal, now, _with_code(job, str(signal.params.get("code", ""))))
 
 
 def _with_code(job: JobState, codes: str) -> list[Noticed]:
@@ -29,10 +30,10 @@ def _with_code(job: JobState, codes: str) -> list[Noticed]:
 
 def line(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """The kernel or a driver printed such a line about the rank, its GPU or its node."""
-    return _about(job, rank, signal, [n for n in job.devices.lines.values() if n.signal == signal.id])
+    return _about(job, rank, signal, now, [n for n in job.devices.lines.values() if n.signal == signal.id])
 
 
-def _about(job: JobState, rank: RankState, signal: Signal, lines: Iterable[Noticed]) -> Answer:
+def _about(job: JobState, rank: RankState, signal: Signal, now: float, lines: Iterable[Noticed]) -> Answer:
     """Those about this rank. The end of a process makes the driver complain, too: what blames a process counts only
     if that was not ending already."""
     of = str(signal.params.get("of", "device"))
@@ -43,7 +44,9 @@ def _about(job: JobState, rank: RankState, signal: Signal, lines: Iterable[Notic
         if of == "process" and _was_going_down(job, rank, one.first.t):
             continue
         ends = [one.first] if one.first is one.last else [one.first, one.last]
-        found += [replace(e, rank=rank.rank, means=signal.means) for e in ends]
+        quoted = job.moved_t is None and now < one.first.t + START and any(s.ordinary for s in job.ranks.values())
+        weight = "suspect" if quoted else "fatal"
+        found += [replace(e, rank=rank.rank, means=signal.means, weight=weight) for e in ends]
     return found
 
 

@@ -150,3 +150,15 @@ def test_the_end_of_a_process_is_not_its_fault(job: JobState) -> None:
     assert xid(job, job.ranks[1], codes("43", of="process"), 9.0, Limits())
     job.ranks[1].reported = Evidence(1, "log", "f", 0, 4.0, "timed out", "")
     assert not xid(job, job.ranks[1], codes("43", of="process"), 9.0, Limits())
+
+
+def test_an_index_tells_the_rank_where_only_one_node_can_be_that_large() -> None:
+    job = JobState("j", 0.0, world_size=8)
+    told(job, gpu="5")
+    assert placed(job) == (5,)
+
+
+def test_an_index_tells_nothing_where_several_nodes_may_have_it() -> None:
+    job = JobState("j", 0.0, world_size=8)
+    told(job, gpu="3")
+    assert placed(job) == (UNKNOWN_RANK,)
