@@ -284,6 +284,15 @@ class RankIs(FactSignal):
 
 
 class Stated(FactSignal):
+    """What lines say of the rank, in the capture `name`."""
+
+    re2_keys = ("value",)
+    fact: Literal["stated"]
+    name: LocalName
+    value: Re2
+
+
+class StatedOfOthers(FactSignal):
     """What lines say of the rank, in the capture `name`, compared with what they say of others."""
 
     fact: Literal["stated_odd", "stated_differs", "stated_same"]
@@ -382,6 +391,7 @@ Fact = Annotated[
     | MetricSpread
     | RankIs
     | Stated
+    | StatedOfOthers
     | Xid
     | MetricOdd
     | NonFinite

@@ -52,7 +52,16 @@ OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
 FACT_OF = {"attempt_failed": "restarted"}
 FIELD_FACTS = (
     *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
-    *("stated_odd", "stated_differs", "stated_same", "missing_rank", "setting_odd", "settings_differ", "several_nodes"),
+    *(
+        "stated",
+        "stated_odd",
+        "stated_differs",
+        "stated_same",
+        "missing_rank",
+        "setting_odd",
+        "settings_differ",
+        "several_nodes",
+    ),
 )
 WAIT_FACTS = (
     *("no_report", "failed_itself", "left_first"),

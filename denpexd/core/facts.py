@@ -259,6 +259,7 @@ FACTS: Mapping[str, Fact] = {
     "several_nodes": startup.several_nodes,
     "setting_odd": stated.setting_odd,
     "settings_differ": stated.settings_differ,
+    "stated": stated.stated,
     "stated_odd": stated.stated_odd,
     "stated_differs": stated.stated_differs,
     "stated_same": stated.stated_same,

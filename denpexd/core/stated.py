@@ -23,6 +23,12 @@ def keep(rank: RankState, fields: Mapping[str, str], evidence: Evidence) -> None
         rank.settings[name] = (fields.get("setting_value", ""), evidence)
 
 
+def stated(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """What is said of it fits `value`; holds as long as the attempt lasts."""
+    said, value = _said(job, signal).get(rank.rank), signal.param_matchers.get("value")
+    return [] if said is None or (value and not value.search(said[0])) else [_about(said[1], rank, signal)]
+
+
 def stated_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """What is said of it differs from what is said of a strict majority, which agrees."""
     said = _said(job, signal)

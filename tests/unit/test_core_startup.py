@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from denpexd.catalog.load import load, shipped_rules
+from denpexd.catalog.patterns import compile_pattern
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Exit, Frame, Frames, Hit, Joined, Raised
 from denpexd.core.facts import holds
@@ -17,6 +18,7 @@ SHIPPED, _ = load([shipped_rules()], strict=False)
 RENDEZVOUS = SHIPPED.rules["rendezvous-timeout"]
 GAVE_UP = "startup.rendezvous_timed_out"
 COUNT = "startup.clients_timed_out"
+DOCKER = compile_pattern("^docker")
 
 
 class World:
@@ -147,6 +149,22 @@ def test_who_differs_from_a_majority_in_what_it_says(world: World) -> None:
     assert world.who("stated_odd", name="version") == [2]
     assert world.who("stated_differs", name="version") == [0, 1, 2, 3]
     assert world.who("stated_same", name="version") == [0, 1, 3]
+
+
+def test_what_is_stated_of_a_rank_is_compared_with_a_pattern(world: World) -> None:
+    stated(world, "eth0", "docker0", "br-17", "ens5")
+    signal = Signal("own.x", "fact", "", fact="stated", params={"name": "version"}, param_matchers={"value": DOCKER})
+    found = {r: holds(world.job, world.job.rank(r), signal, 1e6, 60.0, Limits()) for r in range(4)}
+    assert [r for r in found if found[r]] == [1]
+
+
+def test_settings_are_compared_among_those_that_tell(world: World) -> None:
+    for rank, value in ((0, "Ring"), (1, "Ring"), (2, "Tree")):
+        world.line(4.0, rank, "nccl.setting", setting="NCCL_ALGO", setting_value=value)
+    assert (world.who("setting_odd"), world.who("settings_differ")) == ([2], [0, 1, 2])
+    world.line(5.0, 3, "nccl.interface", interface="eth0")
+    assert world.who("setting_odd") == []  # two of four agree: no majority
+    assert world.who("several_nodes") == []
 
 
 def test_halves_name_no_side(world: World) -> None:
