@@ -17,9 +17,8 @@ _GLUED = re2.compile(_MPI_GLUED + rb"|[^\s:](\[rank\d{1,6}\]:)", _OPTIONS)
 _DETERMINED = re2.compile(rb"^\[rank=(\d{1,6})\] \|\| ", _OPTIONS)
 _LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
 _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
-_RAY = re2.compile(
-    rb"^\(([A-Za-z_]\w*)(?: pid=(\d+))?(?:, (?:ip|node_ip)=([0-9a-fA-F.:]+))?(?:, \w+=[^,)]*)*\) ", _OPTIONS
-)
+_ACTOR = re2.compile(rb"^\(([A-Za-z_][\w.]*),?((?:,? ?\w+=[^,() ]*)+)\) ", _OPTIONS)
+_NAMED = re2.compile(rb"^(?:([A-Za-z][\w.-]*?)[-_.]?(\d{1,6}) *[|>] ?|([A-Za-z][\w.-]*)/(\d{1,6}) )", _OPTIONS)
 _KUBECTL = re2.compile(rb"^\[pod/([^/\]]+)/([^\]]+)\] ", _OPTIONS)
 _CRI = re2.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ", _OPTIONS)
 _COUNTERS = frozenset(
@@ -46,6 +45,7 @@ _IN_TEXT = tuple(
 )
 _GROUP_RANK = re2.compile(r"\bPG (?:ID|GUID)\b")  # ranks in such lines count inside a process group
 _MOST_PIDS = 100_000
+_MOST_NAMES = 8
 _SAMPLE = 1024
 
 
@@ -68,6 +68,8 @@ class Line:
 
 @dataclass(slots=True)
 class _Tags:
+    """What one piece carried in front of its text."""
+
     outer: list[str] = field(default_factory=list)
     fields: dict[str, str] = field(default_factory=dict)
     torch: int = UNKNOWN_RANK
@@ -88,19 +90,43 @@ class PrefixReader:
         self.ranks: set[int] = set()  # ranks that tags named: more than one makes the stream interleaved
         self._labelled = self._unlabelled = 0
         self._labels_are_ranks = True
+        self._named = self._unnamed = 0
+        self._slashed = False
+        self._numbers: dict[bytes, set[int]] = {}  # of "trainer-3 | ", "rank3> ", "trainer/3 ", by name
         self._globals: dict[str, int] = {}  # torchrun's tag -> global rank
         self._writers: dict[tuple[str, str], int] = {}  # Ray's (ip, pid) -> rank
 
     def sample(self, data: bytes) -> None:
-        """Learn from the first lines of a chunk whether srun labels this stream."""
+        """Learn from the first lines of a chunk whether srun or some wrapper labels this stream."""
         for line in data[:_SAMPLE].split(b"\n")[:-1]:
             if line[:1] in b" 0123456789" and _LABEL.search(line) is not None:
                 self._labelled += 1
             elif line.strip() and not line.startswith((b"srun", b"slurm", b"sbatch")):
                 self._unlabelled += 1
+                self._sample_name(line)
         if self._labelled + self._unlabelled > 200:
             self._labelled //= 2
             self._unlabelled //= 2
+            self._named //= 2
+            self._unnamed //= 2
+
+    def _sample_name(self, line: bytes) -> None:
+        found = _NAMED.search(line)
+        name = (found.group(1) or found.group(3)) if found is not None else b""
+        if found is None or name.lower() in _COUNTERS or len(self._numbers) > _MOST_NAMES:
+            self._unnamed += 1
+            return
+        self._named += 1
+        self._slashed = found.group(3) is not None  # torchx: replicas of a role, always from 0
+        self._numbers.setdefault(name, set()).add(int(found.group(2) or found.group(4)))
+
+    @property
+    def _names_count(self) -> bool:
+        """Nearly all lines carry a name with a number, of one kind: these are the ranks if they count from 0."""
+        if self._named < max(1, 2 * self._unnamed) or len(self._numbers) != 1:
+            return False
+        ((name, numbers),) = self._numbers.items()
+        return name == b"rank" or self._slashed or (len(numbers) > 1 and 0 in numbers)
 
     def read(self, segment: bytes, head: Line | None = None) -> list[Line]:
         """The segment's pieces; `head` lends its rank to what follows a carriage return.
@@ -144,7 +170,9 @@ class PrefixReader:
             if first == b"[":
                 rest = self._strip_bracket(piece, tags)
             elif first == b"(":
-                rest = _strip_ray(piece, tags)
+                rest = _strip_actor(piece, tags)
+            elif self._numbers and first.isalpha():
+                rest = self._strip_name(piece, tags)
             elif first == b" " or first.isdigit():
                 rest = self._strip_number(piece, tags)
             else:
@@ -175,6 +203,14 @@ class PrefixReader:
             tags.outer.append(tags.fields["pod"])
             return piece[found.end() :]
         return None
+
+    def _strip_name(self, piece: bytes, tags: _Tags) -> bytes | None:
+        found = _NAMED.search(piece) if tags.label == UNKNOWN_RANK and self._names_count else None
+        if found is None or (found.group(1) or found.group(3)) not in self._numbers:
+            return None
+        tags.label = int(found.group(2) or found.group(4))
+        tags.outer.append(f"named{tags.label}")
+        return piece[found.end() :]
 
     def _strip_number(self, piece: bytes, tags: _Tags) -> bytes | None:
         if self._labelled >= max(1, 2 * self._unlabelled) and (found := _LABEL.search(piece)) is not None:
@@ -225,15 +261,23 @@ class PrefixReader:
         return Line(text, rank, tags.fields, "|".join(tags.outer), tags.torch, tags.hooked)
 
 
-def _strip_ray(piece: bytes, tags: _Tags) -> bytes | None:
-    found = _RAY.search(piece)
-    if found is None or not (found.group(2) or found.group(3)):
+def _strip_actor(piece: bytes, tags: _Tags) -> bytes | None:
+    """`(TorchTrainer pid=812, ip=10.0.0.3) `, `(worker1, rank=1, pid=7) `: Ray's and other ways to name a process."""
+    found = _ACTOR.search(piece)
+    if found is None:
         return None
-    names = ("actor", "pid", "ip")
-    tags.fields.update((name, part.decode()) for name, part in zip(names, found.groups(), strict=True) if part)
-    if found.group(2):
-        tags.writer = tags.fields.get("ip", ""), tags.fields["pid"]
+    pairs = re2.findall(rb"(\w+)=([^,() ]*)", found.group(2))
+    said = {key.decode().removeprefix("node_"): value.decode("utf-8", "replace") for key, value in pairs}
+    if not {"pid", "ip", "rank"} & set(said):
+        return None
+    tags.fields.update({"actor": found.group(1).decode()} | {key: said[key] for key in ("pid", "ip") if key in said})
+    if said.get("rank", "").isdecimal():
+        tags.label = int(said["rank"])
+    if "pid" in said:
+        tags.writer = said.get("ip", ""), said["pid"]
         tags.outer.append("pid" + ":".join(tags.writer))
+    elif tags.label != UNKNOWN_RANK:
+        tags.outer.append(f"actor{tags.label}")
     return piece[found.end() :]
 
 

@@ -112,3 +112,24 @@ def test_what_follows_a_carriage_return_belongs_to_the_writer_of_the_line() -> N
 )
 def test_the_rank_that_a_text_gives_itself(text: str, rank: int) -> None:
     assert rank_in_text(text) == rank
+
+
+@pytest.mark.parametrize("form", ["trainer-{} | ", "trainer_{}  | ", "rank{}> ", "trainer/{} ", "worker{}| "])
+def test_names_with_numbers_are_ranks_where_nearly_all_lines_have_them(form: str) -> None:
+    lines = [form.format(n % 3).encode() + b"step 1" for n in range(6)]
+    assert [read(line, UNKNOWN_RANK, *lines).rank for line in lines[:3]] == [0, 1, 2]
+    assert read(lines[2], UNKNOWN_RANK, *lines).text == "step 1"
+    assert read(lines[0], UNKNOWN_RANK, *[b"loading data"] * 9).rank == UNKNOWN_RANK
+
+
+def test_names_counted_from_one_and_counters_are_no_ranks() -> None:
+    containers = [f"trainer-{n} | step 1".encode() for n in (1, 2, 3, 1)]
+    assert read(containers[0], UNKNOWN_RANK, *containers).rank == UNKNOWN_RANK
+    epochs = [f"epoch{n} | loss 2.{n}".encode() for n in (0, 1, 2, 3)]
+    assert read(epochs[1], UNKNOWN_RANK, *epochs).rank == UNKNOWN_RANK
+
+
+def test_an_actor_may_name_its_rank() -> None:
+    line = read(b"(worker1, rank=1, pid=77) ValueError: x")
+    assert (line.rank, line.text, line.outer) == (1, "ValueError: x", "pid:77")
+    assert read(b"(epoch 3, loss=1.2) step").text == "(epoch 3, loss=1.2) step"
