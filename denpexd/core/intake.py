@@ -278,17 +278,29 @@ class Intake:
         if event.rank == UNKNOWN_RANK:
             state = self._named_by_pid(event) or (self.job.rank(min(failed)) if len(failed) == 1 else state)
         others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
-        collateral = others_failed or all(self._is_harmless(f"{kind}: {message}") for kind, message in event.chain)
+        where = event.frames[0].canonical if event.frames else ""
+        told = (f"{kind}: {message}" for kind, message in event.chain)
+        collateral = others_failed or all(self._is_harmless(text, f"{text}\n{where}") for text in told)
         state.keep(RaisedBy(event, self.job.seq, collateral))
+        for rank in failed if others_failed else ():
+            self._raised_by(rank, event)
+
+    def _raised_by(self, rank: int, event: Raised) -> None:
+        """Another rank tells what this one raised; its own log may say it too, or be nowhere."""
+        if rank < (self.job.world_size or MAX_RANKS):
+            state = self.job.rank(rank)
+            if not any(known.event.chain == event.chain for known in state.raised):
+                state.keep(RaisedBy(event, self.job.seq, collateral=False))
 
     def _named_by_pid(self, event: Raised) -> RankState | None:
         """Ray's driver prints the exceptions of workers; the text names the process."""
         named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
         return self.job.rank(named.pop()) if len(named) == 1 else None
 
-    def _is_harmless(self, text: str) -> bool:
+    def _is_harmless(self, text: str, placed: str) -> bool:
+        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
         return any(
-            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(text)) for s in self.harmless
+            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self.harmless
         )
 
     def frames(self, event: Frames) -> None:

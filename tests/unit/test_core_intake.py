@@ -267,9 +267,16 @@ def test_being_told_to_stop_is_no_error_of_ones_own(memory: Memory) -> None:
 def test_a_checkpoint_exception_is_that_of_the_ranks_it_names(memory: Memory) -> None:
     chain = (("CheckpointException", "CheckpointException ranks:dict_keys([1])"), ("OSError", "gone"))
     memory.at(1.0, raised(0, *chain), raised(1, *chain))
-    assert [memory.rank(r).raised[0].collateral for r in (0, 1)] == [True, False]
+    assert [[r.collateral for r in memory.rank(n).raised] for n in (0, 1)] == [[True], [False, False]]
     memory.at(2.0, raised(UNKNOWN_RANK, *chain))
-    assert len(memory.rank(1).raised) == 2
+    assert len(memory.rank(1).raised) == 3
+
+
+def test_a_checkpoint_exception_tells_what_a_rank_without_log_raised(memory: Memory) -> None:
+    chain = (("CheckpointException", "CheckpointException ranks:dict_keys([1, 99])"), ("OSError", "gone"))
+    memory.at(1.0, raised(0, *chain))
+    assert [r.collateral for r in memory.rank(1).raised] == [False]
+    assert 99 not in memory.job.ranks
 
 
 def test_only_so_many_exceptions_are_kept(memory: Memory) -> None:
