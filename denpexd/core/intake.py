@@ -122,8 +122,8 @@ class Intake:
         if signal.about is None:
             return (event.rank,)
         named = event.fields.get(signal.about, "")
-        if signal.about == "pid":
-            return (self._by_pid(named),)
+        if signal.about in ("pid", "leader"):
+            return (0 if signal.about == "leader" else self._by_pid(named),)
         return [rank for part in named.replace(",", " ").split() for rank in _ranks(part)]
 
     def _reported(self, state: RankState, signal: Signal, evidence: Evidence) -> None:

@@ -208,8 +208,8 @@ def restarted(job: JobState, rank: RankState, signal: Signal, now: float, limits
         return []
     when = ", ".join(f"{one.t:.0f} s" for one in reversed(row))
     text = f"{len(row)} attempts in a row ended with exit code {row[0].code} (at {when}); {row[0].evidence.text}"
-    e = row[0].evidence
-    return [Evidence(rank.rank, e.kind, e.source, e.offset, e.t, text, signal.means, seq=e.seq)]
+    e, since = row[0].evidence, row[-1].evidence.seq  # what it reported in later attempts makes it no victim
+    return [Evidence(rank.rank, e.kind, e.source, e.offset, e.t, text, signal.means, seq=since)]
 
 
 def _about(said: Evidence, rank: int) -> Evidence:
