@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from denpexd.core.state import JobState, RankState
 
 MAX_LINES = 256
+ONE_NODE = 8  # so many ranks are taken for those of one node where nothing tells
 _SAME_REPORT = 1.0  # a report of several lines names its device in the first
 _HOST = re.compile(
     r"^(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?) "
@@ -188,6 +189,7 @@ def _failed_itself(state: "RankState") -> bool:
 
 def _of_node(job: "JobState", near: list[int], *, certain: bool) -> tuple[int, ...]:
     quiet = _quiet(job, near)
+    certain = certain or (len(near) <= ONE_NODE and not any(_state(job, r, "node") for r in near))
     if not quiet or (not certain and quiet == near):
         return (UNKNOWN_RANK,)
     return tuple(quiet)

@@ -100,6 +100,7 @@ def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, 
         named = sorted(_named_first(job, first))
     else:
         named = [r for r, s in ranks.items() if any(_tells(raised.event, said[0]) for raised in s.raised)]
+        named = named if said[0].kind != "kernel" else []  # its place in a log says nothing
         named = named or [r for r, s in ranks.items() if "launcher_root" in s.states and not s.reported]
     return _made(rule, job, tuple(named), said)
 

@@ -162,3 +162,12 @@ def test_an_index_tells_nothing_where_several_nodes_may_have_it() -> None:
     job = JobState("j", 0.0, world_size=8)
     told(job, gpu="3")
     assert placed(job) == (UNKNOWN_RANK,)
+
+
+def test_a_few_ranks_of_which_no_node_is_known_are_one_node() -> None:
+    job = JobState("j", 0.0, world_size=4)
+    told(job, "watchdog: BUG: soft lockup", rank=2)
+    assert placed(job, "node") == (0, 1, 2, 3)
+    job = JobState("j", 0.0, world_size=16)
+    told(job, "watchdog: BUG: soft lockup", rank=2)
+    assert placed(job, "node") == (UNKNOWN_RANK,)
