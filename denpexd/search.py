@@ -30,7 +30,7 @@ error errors failed failure line file rank ranks
 """
 _COMMON = frozenset(_NOTHING.split())  # words that tell nothing
 _WEIGHTS = {"id": 4, "title": 4, "tags": 3, "symptoms": 3, "messages": 3, "affects": 1, "answer": 2, "reason": 1}
-_SPOKEN = ("log", "dump", "launcher")  # kinds of evidence that a text can be
+_SPOKEN = ("log", "kernel", "dump", "launcher")  # kinds of evidence that a text can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Search:
             ids = [name for role in shown for names in (*role.any_of, role.all_of) for name in names]
             ids = [name for name in dict.fromkeys(ids) if name not in against]
         for signal in map(self._catalog.signals.__getitem__, ids):
-            asks = signal.kind == "log" or (signal.fact == "raised" and signal.param_matchers)
-            if asks and signal.role in (None, "collateral"):
+            asks = signal.kind == "log" or signal.fact == "xid" or (signal.fact == "raised" and signal.param_matchers)
+            if asks and signal.role in (None, "collateral", "kernel"):
                 yield signal
 
     def _quotes(self, core: Correlator, signal: Signal) -> Iterable[tuple[str, str]]:
