@@ -364,7 +364,6 @@ class PlainFact(FactSignal):
         "fewer_steps",
         "trained",
         "ended",
-        "starting",
         "missing_rank",
         "unreported",
         "named_peer",

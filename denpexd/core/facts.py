@@ -249,7 +249,6 @@ FACTS: Mapping[str, Fact] = {
     "throughput": measures.throughput,
     "overlong": measures.overlong,
     "ended": ended,
-    "starting": startup.starting,
     "missing_rank": startup.missing_rank,
     "unreported": startup.unreported,
     "named_peer": startup.named_peer,

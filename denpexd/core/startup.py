@@ -14,13 +14,6 @@ ABSENT = frozenset({"missing_rank", "unreported", "rank_is"})
 STARTUP = "startup."  # shared signals of this file speak about a start that is not complete
 
 
-def starting(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """No rank has trained yet in this attempt."""
-    if not _starting(job):
-        return []
-    return [observed(rank, now, "no training step of any rank yet in this attempt", signal.means)]
-
-
 def rank_is(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     if signal.params.get("number", rank.rank) != rank.rank:
         return []
@@ -119,7 +112,7 @@ def _missing(job: JobState, now: float, limits: cadence.Limits) -> frozenset[int
     waiting = {r for r, s in states.items() if s.reported or _stands_at_start(job, s)}
     said = any(_says_start(job, s) for s in job.ranks.values())
     overdue = not job.over and job.silence(now) >= limits.budgets["start"]
-    if not _starting(job) or not (said or (waiting and overdue)):
+    if job.trained_t > float("-inf") or not (said or (waiting and overdue)):
         return frozenset()
     rest = frozenset(ranks) - waiting
     unheard = frozenset(r for r in ranks if r not in states)
@@ -127,8 +120,11 @@ def _missing(job: JobState, now: float, limits: cadence.Limits) -> frozenset[int
     if need is not None:
         counted = [some for some in (rest, unheard) if some and _is(some, *need)]
         return counted[0] if counted else frozenset()
-    unroutable = any("torch.unroutable" in s.seen for s in job.ranks.values())
-    if unroutable or not waiting or not (0 < 2 * len(rest) < len(ranks) or rest == unheard == {0}):
+    names = {name for s in job.ranks.values() for name in s.seen}
+    cut_off = {name for name in names if name.startswith(STARTUP)} == {f"{STARTUP}connect_gave_up"}
+    if cut_off and ("torch.unroutable" in names or rest != unheard or 0 not in rest):
+        return frozenset()  # the store may be there, and the way to it wrong
+    if not waiting or not (0 < 2 * len(rest) < len(ranks) or rest == unheard == {0}):
         return frozenset()
     return rest
 
@@ -148,10 +144,6 @@ def _is(some: frozenset[int], count: int, each: int) -> bool:
     """Whether these ranks are `count` whole nodes of `each` ranks."""
     nodes = {r // each for r in some}
     return len(some) == count * each and len(nodes) == count
-
-
-def _starting(job: JobState) -> bool:
-    return job.usual is None and all(s.loss is None for s in job.ranks.values())
 
 
 def _start_lines(rank: RankState) -> list[Seen]:

@@ -48,14 +48,6 @@ def heard(world: World, *ranks: int) -> World:
     return world
 
 
-def test_a_job_starts_until_somebody_prints_a_loss(world: World) -> None:
-    heard(world, 0, 1)
-    assert world.who("starting") == [0, 1, 2, 3]
-    world.line(5.0, 0, "progress.plain", step="1", loss="2.3")
-    world.job.rank(0).loss = "2.3"
-    assert world.who("starting") == []
-
-
 def test_a_count_names_the_rank_that_was_never_heard(world: World) -> None:
     heard(world, 0, 1, 3)
     assert world.who("missing_rank") == []
@@ -84,14 +76,22 @@ def test_nodes_are_whole(world: World) -> None:
 def test_without_a_count_a_minority_that_does_not_wait_is_missing(world: World) -> None:
     heard(world, 0, 1, 2, 3)
     for rank in (0, 1, 3):
-        world.line(30.0, rank, "startup.connect_gave_up")
+        world.line(30.0, rank, "startup.start_wait_timed_out")
     assert world.who("missing_rank") == [2]
 
 
 def test_half_of_the_ranks_is_no_minority(world: World) -> None:
     heard(world, 0, 1)
     for rank in (0, 1):
+        world.line(30.0, rank, "startup.start_wait_timed_out")
+    assert world.who("missing_rank") == []
+
+
+def test_a_store_that_cannot_be_reached_accuses_rank_0_only_if_it_was_never_heard(world: World) -> None:
+    for rank in (1, 2, 3):
         world.line(30.0, rank, "startup.connect_gave_up")
+    assert world.who("missing_rank") == [0]
+    heard(world, 0)
     assert world.who("missing_rank") == []
 
 
@@ -114,7 +114,7 @@ def test_stacks_at_the_start_count_only_beyond_the_budget(world: World) -> None:
 
 def test_training_jobs_miss_nobody(world: World) -> None:
     heard(world, 0, 1, 3)
-    world.job.rank(0).loss = "2.3"
+    world.job.trained_t = 20.0
     world.line(30.0, 0, COUNT, joined="3", world="4")
     assert world.who("missing_rank") == []
 
