@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from denpexd.catalog.report import CheckReport
     from denpexd.catalog.trials import Trial
 
+FEW = 12  # rules whose examples are played second by second
+
 CLAUSES = click.option(
     "--clauses",
     type=click.Choice(["require", "report", "skip"]),
@@ -218,7 +220,8 @@ def _checked(where: Sequence[Path], clauses: str, workers: int | None, only: Seq
         from denpexd.replay import Replayer
         from denpexd.scan.engine import choose_engine
 
-        prover = Prover(loaded.catalog, Replayer(loaded.catalog, choose_engine()), clauses=clauses != "skip")
+        stage, exact = Replayer(loaded.catalog, choose_engine()), len(ids) <= FEW
+        prover = Prover(loaded.catalog, stage, clauses=clauses != "skip", exact=exact)
         return prover.all(ids, workers=workers or len(os.sched_getaffinity(0)))
 
     return report.check(where, prove, only=only, require_clauses=clauses == "require")

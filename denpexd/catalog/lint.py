@@ -1,7 +1,7 @@
 """What a well-formed catalogue must also be: scannable, consistent, and with examples that can be run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from denpexd.catalog.build import BUILT_IN_ROLES
 from denpexd.catalog.document import Document, Trail
 from denpexd.catalog.examples import read_timeline
 from denpexd.catalog.load import Loaded
-from denpexd.catalog.patterns import hyperscan_refusal, shape
+from denpexd.catalog.patterns import hyperscan_refusals, shape
 from denpexd.catalog.schema import RuleFile
 from denpexd.catalog.signals import FactSignal, LogSignal, SignalFile, UseSignal
 from denpexd.catalog.signals import Signal as Written
@@ -27,14 +27,15 @@ _NOT_PROSE = frozenset({"signals", "correlation", "examples", "code", "command",
 _URL = re.compile(r"https?://[^\s/.]+\.\S+")
 
 
-def lint(loaded: Loaded) -> list[RuleError]:
-    """Every finding about what was loaded, in order of file and line."""
-    found: list[RuleError] = []
+def lint(loaded: Loaded, wanted: Callable[[str], bool] = lambda path: True) -> list[RuleError]:
+    """Every finding about the wanted files of what was loaded, in order of file and line."""
+    found: list[RuleError] = list(_refused(loaded, wanted))
     for stem, shared in loaded.signal_sources.items():
         found += _signal_file(loaded, stem, shared.document, shared.file)
     for rule_id, source in loaded.rule_sources.items():
         for check in (_names, _references, _unused, _signals, _examples, _placeholders):
             found += check(loaded, loaded.rules[rule_id], source.document, source.file)
+    found = [error for error in found if wanted(error.path)]
     return sorted(found, key=lambda error: (error.path, error.line, error.column))
 
 
@@ -197,8 +198,30 @@ def _patterns(document: Document, trail: Trail, written: Written) -> Iterator[Ru
         if form.literal < MIN_LITERAL and not written.broad:
             why = f"no literal of at least {MIN_LITERAL} bytes is in every match"
             yield document.error(here, why, "name a word of the line, or add `broad: <why it cannot>`", at_value=True)
-        if refusal := hyperscan_refusal(pattern):
-            yield document.error(here, f"hyperscan cannot compile the pattern: {refusal}", at_value=True)
+
+
+def _refused(loaded: Loaded, wanted: Callable[[str], bool]) -> Iterator[RuleError]:
+    """Log patterns that the fast engine cannot take."""
+    shared = [(source.document, source.file.signals) for source in loaded.signal_sources.values()]
+    own = [(source.document, source.file.signals) for source in loaded.rule_sources.values()]
+    logs = [
+        (document, ("signals", name, "log"), written.log)
+        for document, signals in (*shared, *own)
+        if wanted(document.path)
+        for name, written in signals.items()
+        if isinstance(written, LogSignal) and _readable(written.log)
+    ]
+    refusals = hyperscan_refusals(pattern for _, _, pattern in logs)
+    for document, trail, pattern in logs:
+        if why := refusals.get(pattern):
+            yield document.error(trail, f"hyperscan cannot compile the pattern: {why}", at_value=True)
+
+
+def _readable(pattern: str) -> bool:
+    try:
+        return not shape(pattern).empty
+    except ValueError:
+        return False
 
 
 def _written_patterns(written: Written) -> dict[str, str]:

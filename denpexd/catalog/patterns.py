@@ -69,19 +69,29 @@ def shape(pattern: str) -> Shape:
     return Shape(_required(tree), tree.getwidth()[0] == 0)
 
 
-def hyperscan_refusal(pattern: str) -> str:
-    """Why hyperscan cannot compile the pattern; empty if it can, or if hyperscan is not installed."""
+def hyperscan_refusals(patterns: Iterable[str]) -> dict[str, str]:
+    """The patterns that hyperscan cannot compile, with its reason; none if it is not installed."""
     try:
         import hyperscan
     except ImportError:
+        return {}
+
+    def refusal(*some: str) -> str:
+        try:
+            hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(
+                expressions=[pattern.encode() for pattern in some],
+                ids=list(range(len(some))),
+                elements=len(some),
+                flags=[hyperscan.HS_FLAG_MULTILINE] * len(some),
+            )
+        except hyperscan.error as error:
+            return str(error)
         return ""
-    try:
-        hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK).compile(
-            expressions=[pattern.encode()], flags=[hyperscan.HS_FLAG_MULTILINE]
-        )
-    except hyperscan.error as error:
-        return str(error)
-    return ""
+
+    every = list(dict.fromkeys(patterns))
+    if not every or not refusal(*every):  # all at once takes a third of the time
+        return {}
+    return {pattern: why for pattern in every if (why := refusal(pattern))}
 
 
 def _required(items: Iterable[tuple[Any, Any]]) -> int:

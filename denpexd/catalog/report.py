@@ -75,11 +75,16 @@ def check(
     `only`: report on these rule files (or all files below these folders) alone, read with all folders for company.
     `require_clauses`: a clause that no example needs is a mistake, else it is only told.
     """
-    loaded = read_folders(folders, strict=strict)
-    findings = lint(loaded)
-    rules = list(loaded.rules)
-    if only:
-        rules = _narrow(loaded, findings, {path.resolve() for path in only})
+    loaded, chosen = read_folders(folders, strict=strict), {path.resolve() for path in only}
+
+    def wanted(path: str) -> bool:
+        where = Path(path).resolve()
+        return not chosen or bool(chosen & {where, *where.parents})
+
+    findings = lint(loaded, wanted)
+    loaded.paths = [path for path in loaded.paths if wanted(str(path))]
+    loaded.errors = [error for error in loaded.errors if wanted(error.path)]
+    rules = [rule for rule, source in loaded.rule_sources.items() if wanted(source.document.path)]
     trials = list(prove(loaded, rules)) if prove else []
     return CheckReport(
         rows=_rows(loaded, findings, trials, require_clauses=require_clauses),
@@ -91,19 +96,6 @@ def check(
         signals=sum(len(source.file.signals) for source in loaded.signal_sources.values()),
         require_clauses=require_clauses,
     )
-
-
-def _narrow(loaded: Loaded, findings: list[RuleError], only: set[Path]) -> list[str]:
-    """Forget the mistakes of all other files; the ids of the rules that remain."""
-
-    def wanted(path: str | Path) -> bool:
-        where = Path(path).resolve()
-        return bool(only & {where, *where.parents})
-
-    loaded.paths = [path for path in loaded.paths if wanted(path)]
-    loaded.errors = [error for error in loaded.errors if wanted(error.path)]
-    findings[:] = [error for error in findings if wanted(error.path)]
-    return [rule for rule, source in loaded.rule_sources.items() if wanted(source.document.path)]
 
 
 def _unneeded(loaded: Loaded, trials: Sequence[Trial]) -> list[RuleError]:

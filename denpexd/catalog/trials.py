@@ -94,10 +94,14 @@ class Played:
 
 
 class Prover:
-    """Tries rules of one catalogue on one stage. `clauses`: also whether each clause is needed."""
+    """Tries rules of one catalogue on one stage. `clauses`: also whether each clause is needed.
 
-    def __init__(self, catalog: Catalog, stage: Stage, *, clauses: bool = True) -> None:
-        self._catalog, self._stage, self._clauses = catalog, stage, clauses
+    `exact`: every second of silence is played; else every fifth, and all of them only where an example then ends
+    otherwise than written.
+    """
+
+    def __init__(self, catalog: Catalog, stage: Stage, *, clauses: bool = True, exact: bool = True) -> None:
+        self._catalog, self._stage, self._clauses, self._exact = catalog, stage, clauses, exact
         self._below = superseded(catalog.rules)
         self._used = {rule.id: used_signals(rule) for rule in catalog.rules.values()}
 
@@ -123,11 +127,11 @@ class Prover:
         for number, example in enumerate(rule.examples):
             try:
                 heard = self._stage.play(example)
-                judged = self._stage.judge(heard)
+                judged, result = self._judged(rule, example, heard)
             except DenpexdError as error:
                 results.append(ExampleResult(rule.id, example.name, example.fires, f"cannot be replayed: {error}"))
                 continue
-            results.append(result_of(rule, example, judged.verdicts))
+            results.append(result)
             overlaps += self._overlaps(rule, number, judged) if example.fires else []
             if results[-1].ok and self._clauses:
                 played.append(self._played(rule, example, heard, judged))
@@ -135,6 +139,15 @@ class Prover:
         idle = [m for m in tried if not any(self._differs(m, one) for one in _likeliest_first(m, played))]
         unneeded = tuple(Unneeded(rule.id, mutant.clause, mutant.trail) for mutant in idle)
         return Trial(rule.id, tuple(results), len(tried), unneeded, tuple(overlaps))
+
+    def _judged(self, rule: Rule, example: Example, heard: Any) -> tuple[Judged, ExampleResult]:
+        if not self._exact:
+            judged = self._stage.judge(heard.thinned())
+            result = result_of(rule, example, judged.verdicts)
+            if result.ok:
+                return judged, result
+        judged = self._stage.judge(heard)
+        return judged, result_of(rule, example, judged.verdicts)
 
     def _played(self, rule: Rule, example: Example, heard: Any, judged: Judged) -> Played:
         company, heard = self._company(rule, judged.matched), heard.thinned()

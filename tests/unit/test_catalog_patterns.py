@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.catalog.document import parse
-from denpexd.catalog.patterns import compile_pattern, full_match, group_names, hyperscan_refusal, shape
+from denpexd.catalog.patterns import compile_pattern, full_match, group_names, hyperscan_refusals, shape
 
 LEAF = st.sampled_from(["a", "bc", "def", "[ab]", "\\d", "."])
 PATTERN = st.recursive(
@@ -70,8 +70,8 @@ def test_a_full_match_takes_alternatives_as_a_whole() -> None:
 
 def test_hyperscan_says_what_it_refuses() -> None:
     pytest.importorskip("hyperscan")
-    assert hyperscan_refusal("step") == ""
-    assert hyperscan_refusal("(a)\\1") != ""
+    assert hyperscan_refusals(["step", "loss"]) == {}
+    assert list(hyperscan_refusals(["step", "(a)\\1", "loss"])) == ["(a)\\1"]
 
 
 @given(st.binary(max_size=200))

@@ -172,6 +172,14 @@ def test_an_example_ends_in_its_company_as_among_all_rules() -> None:
         assert stage.judge(heard, company).verdicts == among_all.verdicts
 
 
+def test_a_check_of_many_rules_plays_fewer_seconds_and_finds_the_same(tmp_path: Path) -> None:
+    loaded = read_folders([TINY, shipped_rules()], strict=False)
+    stage = Replayer(loaded.catalog, Re2Engine)
+    some = ["silent-hang", "rank-oom-killed"]
+    quick, exact = (Prover(loaded.catalog, stage, clauses=False, exact=exact).all(some) for exact in (False, True))
+    assert [[r.ok for r in trial.results] for trial in quick] == [[r.ok for r in trial.results] for trial in exact]
+
+
 def test_several_processes_find_the_same(tmp_path: Path) -> None:
     loaded = read_folders([TINY, shipped_rules()], strict=False)
     some = ["lmdb-corruption", "rank-oom-killed", "text-encoding-mismatch"]
