@@ -19,7 +19,7 @@ from denpexd.scan.stream import Scanner, Stream
 Verdict = Mapping[str, object]
 MAX_ANSWERS = 4  # a want that answers itself again and again would never end
 
-THIN_AFTER, THIN = 12.0, 5.0
+THIN_AFTER, THIN = 12.0, 10.0
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Heard:
     batches: Sequence[Sequence[Event]]
 
     def thinned(self) -> "Heard":
-        """With a tick every five seconds where nothing has happened for long: a few times cheaper, nearly as exact."""
+        """With a tick every ten seconds where nothing has happened for long: a few times cheaper, nearly as exact."""
         kept: list[Sequence[Event]] = []
         news = 0.0
         for batch in self.batches:

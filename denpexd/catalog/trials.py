@@ -96,7 +96,7 @@ class Played:
 class Prover:
     """Tries rules of one catalogue on one stage. `clauses`: also whether each clause is needed.
 
-    `exact`: every second of silence is played; else every fifth, and all of them only where an example then ends
+    `exact`: every second of silence is played; else every tenth, and all of them only where an example then ends
     otherwise than written.
     """
 

@@ -4,6 +4,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 """
 
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, stands, startup, stated
 from denpexd.core.rule import Signal
@@ -267,8 +268,14 @@ FACTS: Mapping[str, Fact] = {
 
 def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     """The evidence that `signal` holds for `rank` now; empty when it does not."""
+    memo = job.memo  # as JobState.once, without a closure: this is asked most of all
+    if memo is None:
+        return _holds(job, rank, signal, now, window, limits)
     key = (signal.id, signal.lasting, rank.rank, window)
-    return job.once(key, lambda: _holds(job, rank, signal, now, window, limits))
+    found = memo.get(key)
+    if found is None:
+        found = memo[key] = _holds(job, rank, signal, now, window, limits)
+    return cast(Answer, found)
 
 
 def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
