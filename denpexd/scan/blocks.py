@@ -205,13 +205,18 @@ class Traceback:
             return True
         if starts_something(text) or len(self._filling.message) > _MOST_MESSAGE_LINES:
             return False
-        if self._blank and not (self.opening.hooked or text[0] in ' \t"' or self._may_quote()):
+        if self._blank and not (self.opening.hooked or text[0] in ' \t"' or self._may_quote() or self._announces()):
             return False
         if self._blank:
             self._filling.message.append("")
             self._blank = False
         self._filling.message.append(text.rstrip())
         return True
+
+    def _announces(self) -> bool:
+        """The message ended with a colon: what it announces stands below the empty line."""
+        said = [line for line in self._filling.message if line.strip()]
+        return bool(said) and said[-1].rstrip().endswith(":")
 
     def _foreign(self) -> bool:
         """A line of somebody else in between; after some of them the rest of the block is not coming."""

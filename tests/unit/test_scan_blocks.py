@@ -196,6 +196,21 @@ def test_the_launchers_own_traceback_belongs_to_no_rank() -> None:
     assert event.chain[0][0].endswith("ChildFailedError")
 
 
+def test_what_a_message_announces_with_a_colon_may_stand_below_an_empty_line() -> None:
+    text = """
+        Traceback (most recent call last):
+          File "/ws/train.py", line 40, in main
+            torch.load(path)
+        _pickle.UnpicklingError: Weights only load failed. WeightsUnpickler error:
+
+        Unsupported operand 118
+
+        loading again
+    """
+    ((_, message),) = raised(text)[0].chain
+    assert message.endswith("Unsupported operand 118")
+
+
 def test_torchs_checkpoint_exception_quotes_the_ranks_that_failed() -> None:
     (one,) = raised(
         """
