@@ -42,7 +42,7 @@ class Scanner:
             signal for signal in signals if signal.kind == "log" and signal.matcher is not None and not signal.quantity
         ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
-        self._handled = [signal.matcher for signal in logs if signal.role == "handled" and signal.matcher is not None]
+        self._handled = [signal for signal in logs if signal.role == "handled"]
         self._progress = tuple(signal for signal in logs if _only_latest(signal))
         self._first_built_in = len(self._signals)
         self._first_progress = len(self._signals) + len(_NAMES)
@@ -73,8 +73,11 @@ class Scanner:
         return self._signals[number] if number < self._first_built_in else None
 
     def handles(self, text: str) -> bool:
-        """Whether a signal of the catalogue says that the program dealt with what this line reports."""
-        return any(matcher.search(text) is not None for matcher in self._handled)
+        """Whether a signal of the catalogue says that the program dealt with what this line tells."""
+        return any(
+            s.matcher is not None and s.matcher.search(text) and not (s.exclude and s.exclude.search(text))
+            for s in self._handled
+        )
 
     def is_progress(self, number: int) -> bool:
         """Whether the id is that of a signal of which only the latest hit counts."""

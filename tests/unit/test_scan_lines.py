@@ -4,7 +4,12 @@ import json
 
 import pytest
 
+from denpexd.catalog.load import load, shipped_rules
+from denpexd.scan.engine import choose_engine
 from denpexd.scan.lines import is_handled, is_logged, shorten, starts_something, view
+from denpexd.scan.scanner import Scanner
+
+SHIPPED, _ = load([shipped_rules()], strict=False)
 
 
 def test_colours_inside_words_go_and_offsets_stay() -> None:
@@ -104,3 +109,10 @@ def test_what_starts_something_new() -> None:
         assert starts_something(text), text
     for text in ("For debugging consider passing CUDA_LAUNCH_BLOCKING=1", "ncclRemoteError: A call failed", "hint: x"):
         assert not starts_something(text), text
+
+
+def test_a_handled_signal_has_exceptions() -> None:
+    warning = next(s for s in SHIPPED.signals.values() if s.id == "handled.warning_level")
+    scanner = Scanner([warning], choose_engine())
+    assert scanner.handles("[WARNING] worker 3 restarted")
+    assert not scanner.handles("n:1:2 [0] misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed")
