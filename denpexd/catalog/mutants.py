@@ -16,7 +16,7 @@ EASIER = dict.fromkeys(("one", "minority", "majority", "all"), "any")
 EASIER |= dict.fromkeys(("any", "rest", "none", "somewhere", "few"), "maybe")
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
-_NAMED = ("metric_spread", "phase", "phase_alone", "stated_odd", "stated_differs", "stated_same")
+_NAMED = ("metric_spread", "overlong", "phase", "phase_alone", "stated_odd", "stated_differs", "stated_same")
 REQUIRED = dict.fromkeys(_NAMED, ("name",))
 """Parameters without which a fact says nothing."""
 

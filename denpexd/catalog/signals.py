@@ -25,7 +25,7 @@ SharedRole = Literal[
     "event",
 ]
 Blame = Literal["device", "process", "node"]
-Quantity = Literal["loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale"]
+Quantity = Literal["loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale", "duration"]
 EventName = Literal[
     "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
     "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
-from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal
+from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal, value_of
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import (
     MAX_GROUPS,
@@ -154,6 +154,8 @@ class Intake:
         value = fields.get("value") or fields.get("digest")
         if value and "metric" in fields:
             self._metric(state, event, value, evidence)
+        elif value and self.signals[event.signal].quantity == "duration":
+            self._duration(state, event, evidence)
 
     def _collective(self, state: RankState, group: str, fields: Mapping[str, str], evidence: Evidence) -> None:
         if group not in state.collectives and len(state.collectives) >= MAX_GROUPS:
@@ -169,6 +171,14 @@ class Intake:
                 setattr(known, name, value)
         if known.evidence is None:
             known.evidence = evidence
+
+    def _duration(self, state: RankState, event: Hit, evidence: Evidence) -> None:
+        """How long something took that the rank tells at its end."""
+        name, seconds = normal(event.signal.rpartition(".")[2]), value_of(event.fields)
+        if seconds is not None:
+            place = (state.epoch, state.step)
+            state.numbers.read("duration", name, Reading(event.t, place, seconds), evidence)
+            self.job.numbers_seq = self.job.seq
 
     def _metric(self, state: RankState, event: Hit, value: str, evidence: Evidence) -> None:
         fields, name = event.fields, event.fields["metric"]

@@ -136,18 +136,33 @@ def _rate_is_kept(job: JobState, factor: float) -> bool:
 
 
 def overlong(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
-    """A phase takes, or took the last time, `factor` times as long as it used to, and at least `least` seconds."""
+    """A phase takes, or took the last time, `factor` times as long as it used to, and at least `least` seconds.
+
+    By its lines (from the one that begins it to the next step) or by what the rank says about it afterwards.
+    """
     name, factor = str(signal.params.get("name", "checkpoint")), float(signal.params.get("factor", 3.0))
+    least = float(signal.params.get("least", 60.0))
     took = list(rank.rhythm.phases.get(name, ()))
     if rank.phase == name and rank.phase_evidence is not None:
         took.append(now - rank.phase_t)
-    if len(took) < 3:
-        return []
-    last, before = took[-1], sorted(took[:-1])[(len(took) - 1) // 2]
-    if last < float(signal.params.get("least", 60.0)) or last < factor * before:
-        return []
-    text = f"{name}: {last:.0f} s, before {before:.0f} s"
-    return [observed(rank, now, text, signal.means, kind="log")]
+    if (before := _longer(took, factor, least)) is not None:
+        text = f"{name}: {took[-1]:.0f} s, before {before:.0f} s"
+        return [observed(rank, now, text, signal.means, kind="log")]
+    for (quantity, said), series in rank.numbers.series.items():
+        if quantity == "duration" and name in said and series.evidence is not None:
+            before = _longer([r.value for r in series.newest], factor, least)
+            if before is not None:
+                text = f"{series.evidence.text} (before: {before:.0f} s)"
+                return [_quoting(series.evidence, text, signal.means)]
+    return []
+
+
+def _longer(took: list[float], factor: float, least: float) -> float | None:
+    """What it took before, if the last time is longer by the factor; two former times make a rule."""
+    if len(took) < 3 or took[-1] < least:
+        return None
+    before = sorted(took[:-1])[(len(took) - 1) // 2]
+    return before if took[-1] >= factor * before else None
 
 
 # --- the same metric on several ranks -------------------------------------------------------------------------------

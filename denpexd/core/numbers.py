@@ -6,7 +6,7 @@ every read only, so that they cost nothing per line. Values that are not finite 
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -147,7 +147,7 @@ class Reader:
 
     def __init__(self, signals: Iterable[Signal]) -> None:
         known = [s for s in signals if s.matcher is not None]
-        self._quantities = [(s.quantity, s) for s in known if s.quantity]
+        self._quantities = [(s.quantity, s) for s in known if s.quantity and s.quantity != "duration"]
         self._counters = [s for s in known if s.role == "progress" and "(?P<step>" in (s.pattern or "")]
 
     def numbers(self, text: str) -> list[tuple[str, str, float]]:
@@ -155,7 +155,7 @@ class Reader:
         found: dict[tuple[str, str], float] = {}
         for quantity, signal in self._quantities:
             if (fields := _fields(signal, text)) is not None:
-                value, name = _value(fields), normal(fields.get("metric") or quantity)
+                value, name = value_of(fields), normal(fields.get("metric") or quantity)
                 if value is not None and not is_aside(name):
                     found.setdefault((quantity, name), value)
         return [(quantity, name, value) for (quantity, name), value in found.items()]
@@ -175,7 +175,8 @@ def _fields(signal: Signal, text: str) -> dict[str, str] | None:
     return found.groupdict()
 
 
-def _value(fields: dict[str, str]) -> float | None:
+def value_of(fields: Mapping[str, str]) -> float | None:
+    """The number of a line, times in seconds."""
     try:
         value = float(fields["value"].translate(_DIGITS))
     except (KeyError, ValueError, AttributeError):

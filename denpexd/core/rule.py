@@ -28,7 +28,7 @@ class Signal:
     progress, phase, collateral, teardown, ambiguous, advice, handled, event (see `event`). `count`: at least N times.
     `about`: name of the capture that lists the global ranks the line speaks about, instead of the rank that printed
     it. `lasting`: it belongs to a degradation, so it does not lapse when training goes on. `quantity` (role metric):
-    what its number is; such a signal is not scanned for but tried on progress lines.
+    what its number is; such a signal is not scanned for but tried on progress lines ("duration" is scanned for).
     """
 
     id: str

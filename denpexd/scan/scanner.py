@@ -39,7 +39,9 @@ class Scanner:
 
     def __init__(self, signals: Iterable[Signal], engine: EngineFactory) -> None:
         logs = [
-            signal for signal in signals if signal.kind == "log" and signal.matcher is not None and not signal.quantity
+            signal
+            for signal in signals
+            if signal.kind == "log" and signal.matcher is not None and signal.quantity in (None, "duration")
         ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
         self._handled = [signal for signal in logs if signal.role == "handled"]
