@@ -5,9 +5,9 @@ whoever showed it first started it, everyone else is a victim.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from denpexd.core import sizes
+from denpexd.core import operations, sizes
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.core.facts import holds
@@ -61,7 +61,7 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
     if spoken:
         first = spoken
     elif -1 in shown:
-        return _unplaced(rule, job, shown[-1], first)
+        return _unplaced(rule, job, shown[-1], first, limits)
     elif len(first) > 1:
         first = _named_first(job, first)
     if not first:
@@ -91,12 +91,15 @@ def _named_first(job: JobState, first: dict[int, Evidence]) -> dict[int, Evidenc
     return {root: first[root]} if root is not None else first
 
 
-def _unplaced(rule: Rule, job: JobState, said: list[Evidence], first: dict[int, Evidence]) -> Candidate | None:
+def _unplaced(
+    rule: Rule, job: JobState, said: list[Evidence], first: dict[int, Evidence], limits: Limits
+) -> Candidate | None:
     """The text came in a stream whose rank is not known; its traceback or the launcher's summary may name the rank."""
     ranks = {r: s for r, s in job.ranks.items() if r >= 0}
     if any(s.fact == "told_to_stop" for s in rule.signals.values()):
-        named = []  # the job as a whole was told: no rank began it
-    elif first:
+        told = _made(rule, job, (), said)  # the job as a whole was told: no rank began it
+        return replace(told, certainty="confirmed") if operations.sure(job, rule, limits) else told
+    if first:
         named = sorted(_named_first(job, first))
     else:
         named = [r for r, s in ranks.items() if any(_tells(raised.event, said[0]) for raised in s.raised)]

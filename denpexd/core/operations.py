@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 from denpexd.core import cadence
 from denpexd.core.events import UNKNOWN_RANK
-from denpexd.core.rule import Signal
+from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import Answer, Evidence, JobState, RankState, Round, Told
 
 WEAK = ("cancelled", "signal")
 OF_A_NODE = ("spot", "eviction", "node_failure")
 NOTICES = ("spot",)  # said in advance: training goes on for a while
+SURE = ("time_limit", "preemption", "spot", "eviction", "node_failure")  # a scheduler gives the reason
 SILENT = ("person", "program")  # nothing is wrong, nobody is told
 NOTICE = 600.0  # seconds that a notice is given in advance, at most
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL, at least
@@ -54,6 +55,12 @@ def _stands(job: JobState, told: Told, limits: cadence.Limits) -> bool:
         return False
     until = float("inf") if told.event in WEAK else t
     return not any(e.t <= until and _counts(told, e) for e in _failures(job))
+
+
+def sure(job: JobState, rule: Rule, limits: cadence.Limits) -> bool:
+    """Whether a scheduler or the cloud itself gave this rule's reason: that is no guess."""
+    reasons = [s.params.get("by") for s in rule.signals.values() if s.fact == "told_to_stop"]
+    return any(stands(job, told, limits) for by in reasons if by in SURE for told in job.told.get(str(by), ()))
 
 
 def _flight(job: JobState) -> float:
@@ -135,9 +142,10 @@ def asked_before(job: JobState, t: float) -> bool:
 
 
 def interrupted(job: JobState, t: float) -> bool:
-    """A person stopped the job: what is printed from then on, for a minute, is the end of it."""
+    """A person stopped the job: what is seen from then on, until it trains again or for a while, is the end of it."""
     return any(
-        told.evidence.t - 2.0 <= t <= told.evidence.t + KILLED_WITHIN
+        told.evidence.t - 2.0 <= t
+        and (t <= told.evidence.t + NOTICE or job.over)
         and not job.moved_on(job.rank(UNKNOWN_RANK), told.evidence.t)
         for told in job.told.get("person", ())
     )
