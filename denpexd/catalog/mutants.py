@@ -27,7 +27,8 @@ class Mutant:
 
     `looser`: it matches more than before, so near misses are the likelier ones to tell. It makes no difference to an
     example unless all signals of `seen` were printed and all of `held` have held at some time. `changed`: its signals
-    that differ; `heard_anew`: and that in what the scanner lets through.
+    that differ; `heard_anew`: and that in what the scanner lets through. `quoted`: also the reasons that a verdict
+    quotes tell it from the rule, since such a clause is there to add one.
     """
 
     clause: str
@@ -38,6 +39,7 @@ class Mutant:
     held: frozenset[str] = frozenset()
     changed: Mapping[str, Signal] = field(default_factory=dict)
     heard_anew: bool = False
+    quoted: bool = False
 
 
 def mutants(rule: Rule) -> Iterator[Mutant]:
@@ -67,13 +69,14 @@ def _of_role(rule: Rule, want: Correlation, where: str, role: Role) -> Iterator[
     lead = role.name if where == "roles" else f"confirm {role.name}"
     if where == "confirm":
         rest = tuple(other for other in want.confirm if other is not role)
-        yield Mutant(lead, trail, _correlated(rule, confirm=rest), looser=True)
+        yield Mutant(lead, trail, _correlated(rule, confirm=rest), looser=True, quoted=True)
     conditions = len(role.any_of) + len(role.all_of) + len(role.none_of)
     if conditions < 2 and where == "confirm":
         return  # its only condition is the role itself
     for part, clause, other, looser, held in _members(role):
         mutated = _with_role(rule, want, where, other)
-        yield Mutant(f"{lead}: {clause}", (*trail, *part), mutated, looser, held=frozenset(held))
+        quoted = where == "confirm" or not looser
+        yield Mutant(f"{lead}: {clause}", (*trail, *part), mutated, looser, held=frozenset(held), quoted=quoted)
     if role.ranks in EASIER and (conditions or role.ranks != "rest"):
         easier = EASIER[role.ranks]
         mutated = _with_role(rule, want, where, replace(role, ranks=easier))

@@ -88,7 +88,7 @@ class Played:
     example: Example
     heard: Any
     company: Catalog
-    outcome: object
+    outcome: "Outcome"
     seen: frozenset[str]
     held: frozenset[str]
 
@@ -162,7 +162,8 @@ class Prover:
         heard = self._stage.play(one.example, mutant.changed).thinned() if mutant.heard_anew else one.heard
         rule = self._closed(mutant.rule)
         catalog = Catalog({**one.company.rules, rule.id: rule}, {**one.company.signals, **mutant.changed})
-        return _outcome(rule.id, one.example, self._stage.judge(heard, catalog).verdicts) != one.outcome
+        outcome = _outcome(rule.id, one.example, self._stage.judge(heard, catalog).verdicts)
+        return outcome != one.outcome if mutant.quoted else outcome.said != one.outcome.said
 
     def _company(self, rule: Rule, matched: frozenset[str]) -> Catalog:
         """Only the rules that matched at some time, and one that looks at what all others look at but never matches.
@@ -214,10 +215,25 @@ def _likeliest_first(mutant: Mutant, played: Iterable[Played]) -> list[Played]:
     return sorted(played, key=lambda one: (one.example.fires is mutant.looser, one.example.observe_until))
 
 
-def _outcome(rule_id: str, example: Example, verdicts: Verdicts) -> object:
-    """What an example says about a rule: whether it ended as written, with which ranks, how sure, or as second best."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an example says about a rule: whether it ended as written, with which ranks, how sure, or as second best.
+
+    `quoted`: the reasons that its verdicts give.
+    """
+
+    said: tuple[object, ...]
+    quoted: frozenset[str]
+
+
+def _outcome(rule_id: str, example: Example, verdicts: Verdicts) -> Outcome:
     mine = [v for v in verdicts if v.get("failure") == rule_id]
     named = tuple(str(v.get("failure")) for v in verdicts)
-    said = tuple((str(v.get("initiating_ranks")), str(v.get("collateral_ranks")), v.get("certainty")) for v in mine)
-    others: list[Any] = [other for v in verdicts for other in cast(list[Any], v.get("alternatives", []))]
-    return difference(example, mine, named), said, any(other["failure"] == rule_id for other in others)
+    ranks = tuple((str(v.get("initiating_ranks")), str(v.get("collateral_ranks")), v.get("certainty")) for v in mine)
+    second = any(other["failure"] == rule_id for v in verdicts for other in _list(v, "alternatives"))
+    quoted = frozenset(str(e["means"]) for v in mine for e in _list(v, "evidence"))
+    return Outcome((difference(example, mine, named), ranks, second), quoted)
+
+
+def _list(verdict: Mapping[str, object], name: str) -> list[Any]:
+    return cast(list[Any], verdict.get(name, []))
