@@ -4,7 +4,7 @@ import pytest
 
 from denpexd.core.cadence import Limits
 from denpexd.core.devices import address, belongs, place
-from denpexd.core.events import UNKNOWN_RANK, Hit, Joined
+from denpexd.core.events import UNKNOWN_RANK, Hit, Joined, Raised
 from denpexd.core.intake import Intake
 from denpexd.core.kernel import xid
 from denpexd.core.rule import Catalog, Signal
@@ -171,3 +171,17 @@ def test_a_few_ranks_of_which_no_node_is_known_are_one_node() -> None:
     job = JobState("j", 0.0, world_size=16)
     told(job, "watchdog: BUG: soft lockup", rank=2)
     assert placed(job, "node") == (UNKNOWN_RANK,)
+
+
+def test_what_came_after_the_failure_of_another_rank_is_no_cause(job: JobState) -> None:
+    told(job, xid="74", pid="101", t=20.0)
+    assert xid(job, job.ranks[1], codes("74"), 30.0, Limits())
+    Intake(Catalog({}, {}), job).raised(Raised(5.0, 3, "f", 0, "", (("ValueError", "bad sample"),), (), uncaught=True))
+    assert not xid(job, job.ranks[1], codes("74"), 30.0, Limits())
+
+
+def test_a_cuda_error_before_the_line_may_be_its_consequence(job: JobState) -> None:
+    told(job, xid="79", pid="101", t=20.0)
+    error = ("RuntimeError", "CUDA error: unspecified launch failure")
+    Intake(Catalog({}, {}), job).raised(Raised(5.0, 1, "f", 0, "", (error,), (), uncaught=True))
+    assert xid(job, job.ranks[1], codes("79"), 30.0, Limits())
