@@ -53,8 +53,17 @@ def _stands(job: JobState, told: Told, limits: cadence.Limits) -> bool:
         return False
     if told.event not in SILENT and told.event != "rescaled" and told.silence > _patience(told, limits):
         return False
+    if told.phase == "end" or (told.event in WEAK and _by_its_launcher(job, t)):
+        return False
     until = float("inf") if told.event in WEAK else t
     return not any(e.t <= until and _counts(told, e) for e in _failures(job))
+
+
+def _by_its_launcher(job: JobState, t: float) -> bool:
+    """The launcher had said that it would stop its workers, for another one or for a new set of nodes."""
+    told = any(one.evidence.t <= t for one in job.told.get("launcher", ()))
+    planned = any(t - NOTICE <= one.evidence.t <= t for one in job.told.get("rescaled", ()))
+    return planned or (not told and any(t - NOTICE <= s.killing_t <= t for s in job.ranks.values()))
 
 
 def sure(job: JobState, rule: Rule, limits: cadence.Limits) -> bool:

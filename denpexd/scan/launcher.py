@@ -112,7 +112,11 @@ class LauncherReader:
                 return [Exit(t, rank, code, "launcher") for rank in _tasks(groups["tasks"])]
             case "lightning_exit":
                 rank = int(groups["rank"]) if groups.get("rank") else self.ranks.get(int(groups["pid"]), UNKNOWN_RANK)
-                return [Exit(t, rank, int(groups["code"]), "launcher")]
+                killing = {"signal": "SIGKILL"}  # all others, whose pids it does not tell
+                return [
+                    Exit(t, rank, int(groups["code"]), "launcher"),
+                    Fact(t, UNKNOWN_RANK, "launcher_killing", killing, self.source, offset, line.text, history),
+                ]
             case "killing" | "forcing":
                 return [self._killing(groups, line, t, offset, history)]
             case "spawn_exit" | "composer_exit":

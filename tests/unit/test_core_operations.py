@@ -56,6 +56,26 @@ def test_a_worker_that_is_told_counts_only_where_nothing_failed() -> None:
     assert world.who(told("signal")) == []
 
 
+def test_a_worker_that_its_own_launcher_stops_says_nothing_about_the_job() -> None:
+    stopping = Fact(0.0, UNKNOWN_RANK, "launcher_killing", {"signal": "SIGTERM"})
+    assert running().at(10.5, stopping).at(11.0, line(0, "worker_told")).who(told("signal")) == []
+    assert running().at(10.5, line(0, "rescaled")).at(11.0, line(0, "worker_told")).who(told("signal")) == []
+
+
+def test_a_job_that_was_done_is_not_stopped_any_more() -> None:
+    world = running().at(11.0, line(0, "finished"), line(1, "finished")).at(20.0, line(0, "launcher_told"))
+    assert world.who(told("launcher")) == []
+
+
+def test_a_scale_event_is_worth_a_note_only_while_nothing_trains() -> None:
+    world = running().at(11.0, line(0, "rescaled"))
+    late = {"for": 600.0}
+    assert world.who(told("rescaled", **late), now=100.0) == []
+    assert world.who(told("rescaled", **late), now=700.0) == [UNKNOWN_RANK]
+    world.at(60.0, line(0, "step", {"step": "60"}))
+    assert world.who(told("rescaled", **late), now=700.0) == []
+
+
 def test_a_node_that_is_reclaimed_is_known_by_its_name_or_by_those_who_miss_it() -> None:
     world = running().at(11.0, line(UNKNOWN_RANK, "reclaimed", {"node": "node-b.site"}))
     assert world.who(told("spot")) == []  # only a notice so far

@@ -132,3 +132,10 @@ def test_restarts_count_attempts() -> None:
         I0213 1 torch/x.py:889] [default] Worker group FAILED. 2/3 attempts left; will restart worker group
     """
     assert [event for event in events(text) if isinstance(event, Attempt)] == [Attempt(1.0, 1), Attempt(1.0, 2)]
+
+
+def test_lightning_kills_all_others_without_naming_them() -> None:
+    text = "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully terminating all other processes\n"
+    assert exits(text) == {1: 1}
+    (killing,) = [event for event in events(text) if isinstance(event, Fact)]
+    assert (killing.name, killing.rank, killing.fields["signal"]) == ("launcher_killing", UNKNOWN_RANK, "SIGKILL")
