@@ -37,6 +37,10 @@ _MARKER = re2.compile(r"^\s*[\^~]+\s*$|^\s*\[Previous line repeated")
 _GROUP_LINE = re2.compile(r"^\s*(?:[|+] ?)+")
 _GROUP_RULE = re2.compile(r"^\s*(?:\| )*\+-[-+ \d.]*-*\s*$")
 _LOG_HEADER = re2.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) [\d-]+ [\d:.,]+ (?:\[[^\]]*\] ?)?")
+# kubectl logs --timestamps, docker logs -t, ts: another time before each line.
+_STAMP = re2.compile(
+    r"^\[?(?:\d{4}-\d\d-\d\d[T ]|[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]? "
+)
 _LAUNCHER_PATH = re2.compile(
     r"^torch/distributed/(?:run|launch|launcher|elastic)\b|(?:^|/)torchrun$|^runpy\.py$|^<frozen runpy>$"
 )
@@ -103,6 +107,8 @@ class Traceback:
         self._indent = len(before) - len(before.lstrip(" ")) if "+" not in before else 0
         # What some wrapper puts before each line, whichever it is.
         self._prefix = before if before.strip() and "+" not in before and not is_logged(before) else ""
+        stamp = _STAMP.search(self._prefix)
+        self._stamped = stamp is not None and stamp.end() == len(self._prefix)
         self._grouped = "Exception Group" in before
         self._headed = _LOG_HEADER.search(before) is not None
         self._logged = is_logged(before) or is_logged(opening.before) or _SURVIVED.search(opening.before) is not None
@@ -144,6 +150,8 @@ class Traceback:
     def _plain(self, text: str) -> str:
         if self._prefix and text.startswith(self._prefix):
             text = text[len(self._prefix) :]
+        elif self._stamped and (found := _STAMP.search(text)) is not None:
+            text = text[found.end() :]
         if self._headed and (found := _LOG_HEADER.search(text)) is not None:
             text = text[found.end() :]
         if self._grouped:

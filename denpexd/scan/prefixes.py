@@ -20,7 +20,12 @@ _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
 _ACTOR = re2.compile(rb"^\(([A-Za-z_][\w.]*),?((?:,? ?\w+=[^,() ]*)+)\) ", _OPTIONS)
 _NAMED = re2.compile(rb"^(?:([A-Za-z][\w.-]*?)[-_.]?(\d{1,6}) *[|>] ?|([A-Za-z][\w.-]*)/(\d{1,6}) )", _OPTIONS)
 _KUBECTL = re2.compile(rb"^\[pod/([^/\]]+)/([^\]]+)\] ", _OPTIONS)
-_CRI = re2.compile(rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) (?:stdout|stderr) [FP] ", _OPTIONS)
+# The runtime's own log, and what kubectl logs --timestamps and docker logs -t make of it (nanoseconds, no stream).
+_CRI = re2.compile(
+    rb"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (?:stdout|stderr) [FP] "
+    rb"|\.\d{7,9}(?:Z|[+-]\d\d:\d\d) ))",
+    _OPTIONS,
+)
 _COUNTERS = frozenset(
     b"epoch step iter iteration batch layer stage shard fold trial attempt run exp seed version node thread".split()
 )
@@ -220,7 +225,7 @@ class PrefixReader:
             tags.outer.append(f"task{tags.label}")
             return piece[found.end() :]
         if (found := _CRI.search(piece)) is not None:
-            tags.fields["time"] = found.group(1).decode()
+            tags.fields["time"] = found.group(1).split()[0].decode()
             return piece[found.end() :]
         return None
 

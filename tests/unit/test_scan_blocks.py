@@ -2,6 +2,8 @@
 
 import textwrap
 
+import pytest
+
 from denpexd.core.events import UNKNOWN_RANK, Event, Frame, Frames, Raised
 from denpexd.scan.frames import canonical_path
 from denpexd.scan.re2_engine import Re2Engine
@@ -209,6 +211,16 @@ def test_what_a_message_announces_with_a_colon_may_stand_below_an_empty_line() -
     """
     ((_, message),) = raised(text)[0].chain
     assert message.endswith("Unsupported operand 118")
+
+
+@pytest.mark.parametrize(
+    "stamp", ["2025-03-01T10:00:00.{:09d}Z ", "[2025-03-01 10:00:{:02d}] ", "Mar  1 10:00:{:02d} "]
+)
+def test_another_time_before_each_line_is_no_part_of_a_traceback(stamp: str) -> None:
+    lines = textwrap.dedent(PLAIN).strip("\n").splitlines()
+    (one,) = raised("\n".join(stamp.format(n) + line for n, line in enumerate(lines)) + "\n")
+    assert one.chain[0][0] == "ValueError"
+    assert one.uncaught
 
 
 def test_torchs_checkpoint_exception_quotes_the_ranks_that_failed() -> None:

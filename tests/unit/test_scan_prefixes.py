@@ -28,6 +28,8 @@ def read(line: bytes, rank: int = UNKNOWN_RANK, *before: bytes) -> Line:
         (b"3: iteration 100/ 500 |", 3, "iteration 100/ 500 |"),
         (b"[pod/train-worker-2/pytorch] step 9", UNKNOWN_RANK, "step 9"),
         (b"2025-05-04T05:05:38.400000000Z stdout F rank=4 step 9", 4, "rank=4 step 9"),
+        (b"2025-05-04T05:05:38.400000001Z [rank4]: ValueError: x", 4, "ValueError: x"),
+        (b"2025-05-04T05:05:38.400000Z [info] step 9", UNKNOWN_RANK, "2025-05-04T05:05:38.400000Z [info] step 9"),
         (b"[pod/t-2/c] 2025-05-04T05:05:38.4Z stderr F [default0]:[rank8]: x", 8, "x"),
         (b"(RayTrainWorker pid=30751, ip=10.0.0.4) Moving model", UNKNOWN_RANK, "Moving model"),
         (b"[rank: 1] Seed set to 42", 1, "[rank: 1] Seed set to 42"),
