@@ -361,6 +361,7 @@ class PlainFact(FactSignal):
         "timed_out",
         "reported",
         "failed_itself",
+        "busy",
         "fewer_steps",
         "trained",
         "ended",

@@ -73,7 +73,7 @@ WAIT_FACTS = (
     "missing_rank",
     *OUTSIDE,
 )
-STACK_FACTS = ("frame", "odd_stack", "mismatch", "differs", "missing_rank")
+STACK_FACTS = ("frame", "odd_stack", "busy", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
 PACE_FACTS = ("slow", "throughput", "spike", "overlong")  # of many

@@ -232,6 +232,7 @@ FACTS: Mapping[str, Fact] = {
     "mismatch": collectives.mismatch,
     "differs": collectives.differs,
     "odd_stack": stands.odd_stack,
+    "busy": stands.busy,
     "behind": collectives.behind,
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,

@@ -14,6 +14,12 @@ COLLECTIVE = re.compile(
     r"(?:torch/distributed/distributed_c10d\.py|deepspeed/comm/\S+|horovod/\S+)"
 )
 
+WAITING = re.compile(
+    r" (?:torch/distributed/|deepspeed/(?:comm|runtime)/|horovod/|accelerate/|megatron/core/|colossalai/)|"
+    r"(?:_engine_run_backward|backward) torch/|(?:_sync_buffers|_sync_module_buffers|_distributed_broadcast_coalesced) "
+    r"torch/nn/parallel/| torch/nn/modules/_functions\.py"
+)
+
 
 def counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
     """A stack counts until the rank moves again; a look at a live process convicts only when it was steady."""
@@ -95,3 +101,14 @@ def call(job: JobState, rank: RankState) -> tuple[str, Evidence] | None:
     f, text = stack.frames, f"{found.function} ({found.path}:{found.line})"
     quoted = Evidence(rank.rank, "stack", f.source or f.kind, f.offset, f.t, text, "", seq=stack.seq)
     return found.canonical.split(" ", 1)[0], quoted
+
+
+def busy(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The newest look since it moved shows it at work, in nothing that waits for other ranks; it need not be steady."""
+    looks = [s for s in rank.snapshots.values() if s.frames.kind in ("py-spy", "faulthandler") and s.frames.frames]
+    last = max(looks, key=lambda s: s.frames.t, default=None)
+    if last is None or last.frames.t < rank.moved_t or any(WAITING.search(f.canonical) for f in last.frames.frames):
+        return []
+    f, top = last.frames, last.frames.frames[0]
+    text = f"{top.function} ({top.path}:{top.line})"
+    return [Evidence(rank.rank, "stack", f.source or f.kind, f.offset, f.t, text, signal.means, seq=last.seq)]

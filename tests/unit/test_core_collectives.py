@@ -184,3 +184,17 @@ def test_nobody_left_first_when_a_job_ends_as_a_whole(world: World) -> None:
         world.prints(1.0, rank)
         ends(world, 10.0 + rank, rank, 0)
     assert world.who("left_first") == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "works"),
+    [("tokenize data.py", True), (f"all_reduce {C10D}", False), ("backward torch/_tensor.py", False)],
+)
+def test_who_stands_in_nothing_that_waits_for_others_is_busy(world: World, frame: str, works: bool) -> None:
+    world.stands(0, frame, "main train.py")
+    assert world.who("busy") == ([0] if works else [])
+
+
+def test_who_moved_since_the_last_look_is_not_known_to_be_busy(world: World) -> None:
+    world.stands(0, "tokenize data.py").says(30.0, 0, "step", step="1")
+    assert world.who("busy") == []
