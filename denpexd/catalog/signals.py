@@ -130,6 +130,7 @@ class Raised(FactSignal):
     type: Re2 | None = None
     message: Re2 | None = None
     in_: Re2 | None = Field(None, alias="in")
+    alone: StrictBool | None = None
     except_: Re2 | None = Field(None, alias="except")
 
 

@@ -16,6 +16,8 @@ ENDED_BY = (2, 9, 15)  # signals by which a job that was told to stop may end
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    if signal.params.get("alone") and _raised_elsewhere(job, rank, signal):
+        return []
     found = []
     for known in rank.raised:
         event = known.event
@@ -44,6 +46,12 @@ def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
             )
         )
     return found
+
+
+def _raised_elsewhere(job: JobState, rank: RankState, signal: Signal) -> bool:
+    """Whether another rank raised the same by itself."""
+    others = (known for r, s in job.ranks.items() if r >= 0 and r != rank.rank for known in s.raised)
+    return any(not known.collateral and _chain_matches(signal, known.event.chain) for known in others)
 
 
 def _chain_matches(signal: Signal, chain: tuple[tuple[str, str], ...]) -> bool:

@@ -44,16 +44,21 @@ def _before_others(job: JobState, rank: RankState, name: str, run: NotFinite) ->
     for number, other in job.ranks.items():
         if number < 0 or number == rank.rank:
             continue
-        known = other.numbers.bad.get(name)
+        known = next((r for n, r in other.numbers.bad.items() if _alike(n, name)), None)
         if known is not None:
             order = _order(known.place, known.first.t, run.place, run.first.t)
             if order < 0:
                 return False
             later |= order > 0
         else:
-            same = (s.newest[-1] for (_, n), s in other.numbers.series.items() if n == name)
+            same = (s.newest[-1] for (_, n), s in other.numbers.series.items() if _alike(n, name))
             later |= any(_order(r.place, r.t, run.place, run.first.t) >= 0 for r in same)
     return later
+
+
+def _alike(one: str, two: str) -> bool:
+    """The same number, also where ranks name their loss differently."""
+    return one == two or ("loss" in one and "loss" in two)
 
 
 def _order(a: Place, a_t: float, b: Place, b_t: float) -> int:

@@ -18,6 +18,7 @@ BEFORE = 5  # entries that make a former pace
 REPORTS = 3  # in a row: once may be chance
 MATERIAL = 0.2  # share of a step that a difference must have
 OWN = ("own_time", "step_time", "rate")
+SCATTER = 4  # times the usual distance between reports
 LOOK = 1.3  # the smallest factor anybody asks for
 
 
@@ -128,6 +129,13 @@ def _last(series: Series, quantity: str) -> list[float]:
     return [1 / v if v > 0 else float("inf") for v in values] if quantity == "rate" else values
 
 
+def _scatter(ranks: dict[int, Series], quantity: str, rank: int) -> float:
+    """How far the last reports of the others lie apart: a rank that stands out stands out of that."""
+    pool = [v for r, s in ranks.items() if r != rank for v in _last(s, quantity)]
+    middle = median(pool)
+    return median(abs(v - middle) for v in pool)
+
+
 def _others(values: dict[int, float], rank: int) -> float:
     """The middle of the other ranks; of many ranks one does not move it."""
     return median(v for r, v in values.items() if r != rank or len(values) > 16)
@@ -139,7 +147,7 @@ def _by_own(job: "JobState", quantity: str, name: str, ranks: dict[int, Series])
     found = {}
     for rank, series in ranks.items():
         least, others = min(_last(series, quantity)), _others(typical, rank)
-        if others <= 0 or least < LOOK * others:
+        if others <= 0 or least < LOOK * others or least < others + SCATTER * _scatter(ranks, quantity, rank):
             continue
         if quantity == "own_time" and (step is None or least - others < MATERIAL * step):
             continue
@@ -159,7 +167,8 @@ def _by_wait(job: "JobState", quantity: str, name: str, ranks: dict[int, Series]
     for rank, series in ranks.items():
         most, others = max(_last(series, quantity)), _others(typical, rank)
         own, of_others = step - most, max(step - others, 0.02 * step)
-        if others - most >= MATERIAL * step and own >= LOOK * of_others:
+        clear = others - most >= max(MATERIAL * step, SCATTER * _scatter(ranks, quantity, rank))
+        if clear and own >= LOOK * of_others:
             text = f"{name}: {most:.3g} s at most in its last {REPORTS} reports, while the others wait {others:.3g} s"
             found[rank] = own / of_others, text + f" of a step of {step:.3g} s"
     return found

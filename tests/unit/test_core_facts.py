@@ -111,6 +111,14 @@ def test_an_exception_matches_by_its_chain_and_its_frames(world: World, params: 
     assert world.who(fact("raised", **params)) == ([1] if there else [])
 
 
+def test_an_exception_that_several_ranks_raised_is_not_alone(world: World) -> None:
+    world.at(5.0, raised(1, ("ValueError", "bad")))
+    assert world.who(fact("raised", type="ValueError", alone=True)) == [1]
+    world.at(6.0, raised(2, ("ValueError", "bad")))
+    assert world.who(fact("raised", type="ValueError", alone=True)) == []
+    assert world.who(fact("raised", type="ValueError")) == [1, 2]
+
+
 def test_an_exception_that_a_pattern_excludes_does_not_count(world: World) -> None:
     world.at(5.0, raised(1, ("ValueError", "bad magic")))
     signal = replace(fact("raised"), exclude=compile_pattern("ValueError: bad"))

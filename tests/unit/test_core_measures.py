@@ -190,6 +190,14 @@ def test_a_rank_that_is_slow_once_in_a_while_is_not(log: Log) -> None:
             assert log.who(SLOW) == []
 
 
+def test_a_rank_does_not_stand_out_of_wide_scatter(log: Log) -> None:
+    for step in range(1, 9):
+        for rank in range(4):
+            own = 640 if rank == 3 else (300, 420, 560)[(rank + step) % 3]
+            log.say(float(step), rank, step, f"took 1000ms computed {own}ms")
+    assert log.who(SLOW) == []
+
+
 def test_everybody_waits_for_the_rank_that_does_not_wait(log: Log) -> None:
     for step in range(1, 6):
         for rank in range(2):
