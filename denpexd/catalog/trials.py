@@ -219,11 +219,11 @@ def _likeliest_first(mutant: Mutant, played: Iterable[Played]) -> list[Played]:
 class Outcome:
     """What an example says about a rule: whether it ended as written, with which ranks, how sure, or as second best.
 
-    `quoted`: the reasons that its verdicts give.
+    `quoted`: the reasons that its verdicts give, with the ranks they are about.
     """
 
     said: tuple[object, ...]
-    quoted: frozenset[str]
+    quoted: frozenset[tuple[object, object]]
 
 
 def _outcome(rule_id: str, example: Example, verdicts: Verdicts) -> Outcome:
@@ -231,7 +231,7 @@ def _outcome(rule_id: str, example: Example, verdicts: Verdicts) -> Outcome:
     named = tuple(str(v.get("failure")) for v in verdicts)
     ranks = tuple((str(v.get("initiating_ranks")), str(v.get("collateral_ranks")), v.get("certainty")) for v in mine)
     second = any(other["failure"] == rule_id for v in verdicts for other in _list(v, "alternatives"))
-    quoted = frozenset(str(e["means"]) for v in mine for e in _list(v, "evidence"))
+    quoted = frozenset((e["rank"], e["means"]) for v in mine for e in _list(v, "evidence"))
     return Outcome((difference(example, mine, named), ranks, second), quoted)
 
 
