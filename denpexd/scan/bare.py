@@ -16,7 +16,7 @@ EXCEPTION = (
 
 _LINE = re2.compile(
     r"^(?:.{0,100}\b(?:ERROR|CRITICAL|FATAL|[Ee]rror|[Ff]atal)\b.{0,60}[ \t])?"
-    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)"
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Z]\w*(?:Error|Exception|Interrupt))"
     r"|(?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*(?:Invalid|Fail(?:ed|ure)|Resources|Timeout|Exhausted|Died)|[a-z]*error))"
     r"(?:: (?P<said>\S.*)|\([\"'](?P<repr>.*?)[\"'],?\)\W*$)"
 )
