@@ -336,13 +336,19 @@ class Correlator:
         self._speak_stop(out, winner, others, at_tick=at_tick)
         if at_tick:
             stop = self.incidents.get("stop")
-            explained = self._below[winner.rule.id] if winner is not None else frozenset()
+            explained = self._explained(winner)
             for rule_id in self._degradations():
                 if stop is not None and stop.candidate.rule.id == rule_id:
                     continue
                 live = rule_id in self._live and rule_id not in explained
                 if live or rule_id in self.incidents:
                     self._speak_degradation(out, rule_id, self._live.get(rule_id))
+
+    def _explained(self, winner: Candidate | None) -> set[str]:
+        """Degradations that need no incident: what stopped the job, or another degradation, explains them better."""
+        told = [i.candidate for slot, i in self.incidents.items() if slot != "stop"]
+        by_others = [self._below.get(c.rule.id, ()) for c in (*self._live.values(), *told) if not c.rule.stops]
+        return set().union(self._below[winner.rule.id] if winner is not None else (), *by_others)
 
     def _degradations(self) -> list[str]:
         """Rules of failures that training survives, and those of open incidents that a reload has taken away."""
