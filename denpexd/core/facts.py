@@ -12,6 +12,7 @@ from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
+LAST_WORDS = 10.0  # seconds before an end in which what a rank says may explain it
 ENDED_BY = (2, 9, 15)  # signals by which a job that was told to stop may end
 
 
@@ -81,7 +82,8 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
             continue
         if (want.get("failed") or number in ENDED_BY) and operations.asked_before(job, known.event.t):
             continue
-        if want.get("unexplained") and (rank.raised or rank.reported):
+        told = rank.raised or rank.reported or known.event.t - rank.remark_t <= LAST_WORDS
+        if want.get("unexplained") and told:
             continue
         text = f"{'reported by the launcher' if by == 'launcher' else 'process ended'}: exit code {code}"
         kind = "launcher" if by == "launcher" else "process"

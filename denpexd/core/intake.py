@@ -91,6 +91,8 @@ class Intake:
             self._phase(state, signal.phase, evidence, event.t)
         if signal.role == "collateral":
             self._reported(state, signal, evidence)
+        if signal.role in (None, "collateral", "ambiguous"):
+            state.remark_t = event.t
         if signal.event:
             self._told(signal.event, event, evidence)
         self._fields(state, event, evidence)

@@ -126,6 +126,7 @@ class RankState:
     printed: bool = False
     looked_at: bool = False
     last_t: float = float("-inf")
+    remark_t: float = float("-inf")  # of the last line that a rule looks for or that tells of a failure
     step: int | None = None
     total: int | None = None
     epoch: str | None = None

@@ -108,6 +108,8 @@ def test_an_abort_that_explains_itself_is_not_unexplained() -> None:
     silent = fact("exit", signal=6, unexplained=True)
     assert running().at(12.0, Exit(0.0, 1, -6)).who(silent) == [1]
     assert running().at(11.0, line(1, "lost")).at(12.0, Exit(0.0, 1, -6)).who(silent) == []
+    assert running().at(11.0, line(1, "counters")).at(12.0, Exit(0.0, 1, -6)).who(silent) == []
+    assert running().at(11.0, line(1, "counters")).at(60.0, Exit(0.0, 1, -6)).who(silent) == [1]
 
 
 def test_an_oom_kill_is_about_the_process_that_was_killed() -> None:
