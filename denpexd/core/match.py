@@ -57,7 +57,8 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
         if found:
             shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
     first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(states[r], es[0])}
-    spoken = {r: e for r, e in first.items() if e.kind != "launcher"}
+    by_kernel = {r: e for r, e in first.items() if any(e.kind == "kernel" for e in shown[r])}  # nearest to the cause
+    spoken = by_kernel or {r: e for r, e in first.items() if e.kind != "launcher"}
     if spoken:
         first = spoken
     elif -1 in shown:

@@ -403,6 +403,14 @@ def test_a_degradation_closes_ten_minutes_after_its_fact_ended() -> None:
     assert run.only["state"] == "closed"
 
 
+def test_a_degradation_that_another_one_explains_is_not_told_beside_it() -> None:
+    run = Run()
+    wider = replace(TINY.rules["drift"], id="wider", supersedes=("drift",))
+    run.core.use(replace(TINY, rules={**TINY.rules, "wider": wider}))
+    run.trains(1, 10).at(10, mean(0, "1.0"), mean(1, "2.0")).trains(11, 60)
+    assert [v["failure"] for v in run.changes(Opened)] == ["wider"]
+
+
 # --- history, restart, end --------------------------------------------------------------------------------------------
 
 

@@ -1,15 +1,21 @@
 """Whom lines of the kernel are about."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
 from denpexd.core.devices import address, belongs, place
 from denpexd.core.events import UNKNOWN_RANK, Hit, Joined, Raised
 from denpexd.core.intake import Intake
 from denpexd.core.kernel import xid
+from denpexd.core.match import candidate
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import Evidence, JobState
 
+TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 XID = Signal("kernel.nvidia_xid", "log", "said", role="kernel")
 USES = Signal("kernel.nccl_device", "log", "said", role="device")
 
@@ -185,3 +191,22 @@ def test_a_cuda_error_before_the_line_may_be_its_consequence(job: JobState) -> N
     error = ("RuntimeError", "CUDA error: unspecified launch failure")
     Intake(Catalog({}, {}), job).raised(Raised(5.0, 1, "f", 0, "", (error,), (), uncaught=True))
     assert xid(job, job.ranks[1], codes("79"), 30.0, Limits())
+
+
+def test_the_rank_that_the_kernel_names_goes_before_those_that_say_the_same() -> None:
+    own, told_ = Signal("r.own", "log", "said"), Signal("r.x", "fact", "said", fact="xid", params={"code": "79"})
+    job = JobState("j", 0.0, world_size=3)
+    intake = Intake(Catalog({}, {own.id: own, XID.id: XID}), job)
+    job.rank(2).pid = 102
+    for rank in range(3):
+        intake.hit(Hit(6.0, rank, own.id, f"{rank}.log", 0, "GPU is lost", {}))
+    assert local_ranks(job, own, told_) == (0, 1, 2)
+    intake.hit(Hit(5.0, 0, XID.id, "0.log", 0, "NVRM: Xid", {"xid": "79", "pid": "102"}))
+    assert local_ranks(job, own, told_) == (2,)
+
+
+def local_ranks(job: JobState, *signals: Signal) -> tuple[int, ...]:
+    rule = replace(TINY.rules["any-error"], signals={s.id: s for s in signals}, correlation=None)
+    found = candidate(rule, {s.id: s for s in signals}, job, 9.0, Limits())
+    assert found is not None
+    return found.initiating
