@@ -274,9 +274,13 @@ class Intake:
         job.moved_t = t if not history else max(t, job.started_t)
         job.moved_seq, job.moves = job.seq, job.moves + 1
 
+    def _ends_in_time(self, state: RankState) -> bool:
+        """That the checkpoint is written ends its own phase only, and not after others gave up waiting."""
+        return state.phase == "checkpoint" and not any("timeout" in s.states for s in self.job.ranks.values())
+
     def _phase(self, state: RankState, phase: str, evidence: Evidence, t: float) -> None:
-        if phase == state.phase or (phase == "train" and any("timeout" in s.states for s in self.job.ranks.values())):
-            return  # an end that is told after others gave up waiting came too late
+        if phase == state.phase or (phase == "train" and not self._ends_in_time(state)):
+            return
         self._leave_phase(state, t)
         state.phase, state.phase_t, state.phase_evidence = phase, t, evidence
         self.job.spoke_t = max(self.job.spoke_t, t)  # restarts the silence clock, but is no step

@@ -198,3 +198,14 @@ def test_who_stands_in_nothing_that_waits_for_others_is_busy(world: World, frame
 def test_who_moved_since_the_last_look_is_not_known_to_be_busy(world: World) -> None:
     world.stands(0, "tokenize data.py").says(30.0, 0, "step", step="1")
     assert world.who("busy") == []
+
+
+def test_a_checkpoint_that_is_written_ends_its_phase_and_no_other(world: World) -> None:
+    world.says(1.0, 0, "saving").says(2.0, 0, "saved")
+    world.says(1.0, 1, "evaluating").says(2.0, 1, "saved")
+    assert (world.job.ranks[0].phase, world.job.ranks[1].phase) == ("train", "eval")
+
+
+def test_a_checkpoint_that_is_written_after_others_gave_up_was_not_written_in_time(world: World) -> None:
+    world.says(1.0, 0, "saving").says(600.0, 1, "timeout", op="ALLREDUCE").says(610.0, 0, "saved")
+    assert world.job.ranks[0].phase == "checkpoint"
