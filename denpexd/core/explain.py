@@ -81,7 +81,8 @@ def is_hang(c: Candidate, job: JobState) -> bool:
     if c.rule.entry.category == "hang":
         return waited or not any(s.reported for s in job.ranks.values())  # else they lost a peer, and at once
     died = any(job.ranks[r].gone for r in c.initiating if r in job.ranks)
-    return c.rule.stops and waited and not died
+    stands = c.rule.correlation is not None and not any(s.gone or s.raised or s.reported for s in job.ranks.values())
+    return c.rule.stops and (waited or stands) and not died
 
 
 def summary(incident: Incident, job: JobState, now: float) -> str:

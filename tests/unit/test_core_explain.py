@@ -146,6 +146,8 @@ def test_a_hang_is_a_hang_also_when_it_ended_in_timeouts(job: JobState) -> None:
     assert is_hang(found("lonely-eval"), job)
     assert not is_hang(found("bad-file"), job)
     waited = replace(TINY.rules["lonely-eval"], entry=TINY.rules["bad-file"].entry)
+    assert is_hang(replace(found(), rule=waited), job)  # all stand, nobody failed or lost anybody
+    job.rank(2).reported = evidence(2)
     assert not is_hang(replace(found(), rule=waited), job)
     job.rank(0).states["timeout"] = evidence(0)
     assert is_hang(replace(found(), rule=waited), job)
