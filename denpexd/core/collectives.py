@@ -120,16 +120,17 @@ def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float
     return found
 
 
+def _reports(job: JobState) -> list[float]:
+    """When each rank that did reported others."""
+    return job.once("reports", lambda: [s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported])
+
+
 def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Most others reported that they waited; this one, known to be alive before, did not."""
-    others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.reported]
     if rank.reported or not rank.heard or any(c.op for c in rank.collectives.values()):
         return []
-    if (
-        not others
-        or len(others) * 2 < len(job.universe) - 1
-        or rank.moved_t > min(s.reported.t for s in others if s.reported)
-    ):
+    others, world = _reports(job), job.once("world", lambda: len(job.universe))
+    if not others or len(others) * 2 < world - 1 or rank.moved_t > min(others):
         return []
     return [observed(rank, now, "reported nothing when the others timed out", signal.means, kind="log")]
 
@@ -161,7 +162,7 @@ def failed_itself(job: JobState, rank: RankState, signal: Signal, now: float, li
 
 def left_first(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Its process ended, in whatever way, before any other rank had reported a failure; `code`: with this exit code."""
-    said = min((s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported), default=float("inf"))
+    said = min(_reports(job), default=float("inf"))
     if rank.reported or not rank.exits or rank.gone is None or rank.gone.forced or rank.gone.event.t > said + TOGETHER:
         return []
     codes = {e.event.code for e in rank.exits if e.event.code is not None}

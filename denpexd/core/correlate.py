@@ -50,18 +50,16 @@ from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
 FACT_OF = {"attempt_failed": "restarted"}
-FIELD_FACTS = (
-    *("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps"),
-    *(
-        "stated",
-        "stated_odd",
-        "stated_differs",
-        "stated_same",
-        "missing_rank",
-        "setting_odd",
-        "settings_differ",
-        "several_nodes",
-    ),
+FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps")
+STATED_FACTS = (
+    "stated",
+    "stated_odd",
+    "stated_differs",
+    "stated_same",
+    "missing_rank",
+    "setting_odd",
+    "settings_differ",
+    "several_nodes",
 )
 WAIT_FACTS = (
     *("no_report", "failed_itself", "left_first"),
@@ -254,6 +252,8 @@ class Correlator:
         elif signal.role == "collateral":
             self._touch({*self._index.facts(*WAIT_FACTS), *self._live}, news=True)
         if hit.fields:
+            self._touch(self._index.facts(*STATED_FACTS), news=False)
+        if hit.fields and signal.role != "config":
             self._touch(self._index.facts(*FIELD_FACTS, *NUMBER_FACTS), news=False)
 
     def _placed_anew(self) -> None:
@@ -388,7 +388,11 @@ class Correlator:
         if self._dismissed is not None and self._dismissed == self.job.moves:
             return False
         since = self._matched_since.get(c.rule.id, self.now)
-        return ready(c, self.job, self.limits, Moment(self.now, since, self._news_t, self._ending))
+        self.job.memo = {}  # the state stands still
+        try:
+            return ready(c, self.job, self.limits, Moment(self.now, since, self._news_t, self._ending))
+        finally:
+            self.job.memo = None
 
     # --- saying -----------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,8 @@ def phase(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
 def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """In the phase while no other rank says so, although it entered it after the job's last movement."""
     name = signal.params.get("name")
-    if any(s.phase == name for r, s in job.ranks.items() if r >= 0 and r != rank.rank):
+    inside = job.once(("inside", name), lambda: sum(s.phase == name for r, s in job.ranks.items() if r >= 0))
+    if inside > (rank.phase == name and rank.rank >= 0):
         return []
     return phase(job, rank, signal, now, limits)
 

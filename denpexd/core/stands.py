@@ -54,11 +54,11 @@ def frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
 
 def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`)."""
-    places = {r: place for r, s in job.ranks.items() if r >= 0 and (place := place_of(job, s)) is not None}
+    places = job.once("stacks", lambda: _places(job))
     mine = places.get(rank.rank)
     if mine is None or len(places) < 3:
         return []
-    common, count = Counter(p for p, _ in places.values()).most_common(1)[0]
+    common, count = job.once("ends", lambda: Counter(p for p, _ in places.values())).most_common(1)[0]
     rest = signal.param_matchers.get("rest")
     if count * 2 <= len(places) or mine[0] == common or (rest and not any(rest.search(f) for f in common)):
         return []
@@ -67,6 +67,10 @@ def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits
     return [
         Evidence(rank.rank, "stack", snapshot.frames.kind, 0, snapshot.frames.t, text, signal.means, seq=snapshot.seq)
     ]
+
+
+def _places(job: JobState) -> dict[int, tuple[tuple[str, ...], tuple[Frame, Snapshot]]]:
+    return {r: place for r, s in job.ranks.items() if r >= 0 and (place := place_of(job, s)) is not None}
 
 
 def place_of(job: JobState, rank: RankState) -> tuple[tuple[str, ...], tuple[Frame, Snapshot]] | None:

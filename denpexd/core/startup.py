@@ -3,12 +3,10 @@
 Same shape as those of facts.py. The facts in ABSENT also hold for ranks that were never heard from.
 """
 
-from dataclasses import replace
-
 from denpexd.core import cadence, stands
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, Seen, observed
+from denpexd.core.state import Answer, Evidence, JobState, RankState, Seen, observed
 
 ABSENT = frozenset({"missing_rank", "unreported", "rank_is"})
 STARTUP = "startup."  # shared signals of this file speak about a start that is not complete
@@ -33,14 +31,10 @@ def complete(job: JobState, rank: RankState, signal: Signal, now: float, limits:
 
 def unreported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Other ranks reported a loss or a timeout; this one said nothing of the kind and did not end well."""
-    others = [s.reported for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.reported]
-    if (
-        not others
-        or complete(job, rank, signal, now, limits)
-        or rank.rank < 0
-        or rank.reported
-        or rank.moved_t > min(e.t for e in others)
-    ):
+    others = job.once("reports", lambda: [s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported])
+    if not others or rank.rank < 0 or rank.reported or rank.moved_t > min(others):
+        return []
+    if complete(job, rank, signal, now, limits):
         return []
     text = "reported nothing" if rank.heard else "was never heard from"
     return [observed(rank, now, f"{text} when {len(others)} others did", signal.means)]
@@ -48,20 +42,30 @@ def unreported(job: JobState, rank: RankState, signal: Signal, now: float, limit
 
 def named_peer(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Other ranks name its host as the peer that they lost."""
-    mine = {name.partition(".")[0] if not name[:1].isdigit() else name for name in _hosts(rank)}
+    named = job.once("peers", lambda: _peers(job))
+    told = [e for name in (_hosts(rank) if named else ()) for r, e in named.get(_host(name), ()) if r != rank.rank]
+    return [told[0].saying(signal.means)] if told else []
+
+
+def _peers(job: JobState) -> dict[str, list[tuple[int, Evidence]]]:
+    """Host -> who named it as a lost peer, at most two of them."""
+    named: dict[str, list[tuple[int, Evidence]]] = {}
     for number, state in job.ranks.items():
-        if number in (rank.rank, UNKNOWN_RANK):
-            continue
-        for seen in state.seen.values():
-            peer = seen.fields.get("peer", "").partition("<")[0].strip("[]")
-            if peer and (peer if peer[:1].isdigit() else peer.partition(".")[0]) in mine:
-                return [replace(seen.first, means=signal.means)]
-    return []
+        for seen in state.seen.values() if number != UNKNOWN_RANK else ():
+            host = _host(seen.fields.get("peer", "").partition("<")[0].strip("[]"))
+            if host and len(named.setdefault(host, [])) < 2:
+                named[host].append((number, seen.first))
+    return named
 
 
-def _hosts(rank: RankState) -> set[str]:
+def _host(name: str) -> str:
+    """A name without its domain; an address as it is."""
+    return name if name[:1].isdigit() else name.partition(".")[0]
+
+
+def _hosts(rank: RankState) -> list[str]:
     said = {value for s in rank.seen.values() for key in ("host", "address") if (value := s.fields.get(key))}
-    return said | ({rank.node} if rank.node else set())
+    return sorted(said | ({rank.node} if rank.node else set()))
 
 
 def whole_nodes(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

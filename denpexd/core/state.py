@@ -279,8 +279,9 @@ class JobState:
     @property
     def pace(self) -> float | None:
         """Usual seconds between two movements or, where progress lines are not known, between any two outputs."""
-        if self.usual is not None:
-            return self.usual
+        return self.usual if self.usual is not None else self.once("pace", self._pace)
+
+    def _pace(self) -> float | None:
         gaps = [b - a for s in self.ranks.values() for a, b in zip(s.ordinary, list(s.ordinary)[1:], strict=False)]
         return median(gaps) if len(gaps) > 3 else None
 
@@ -291,16 +292,20 @@ class JobState:
 
     def lively(self, t: float) -> bool:
         """Whether some rank went on printing as if nothing had happened, well after `t`."""
-        wait = max(5.0, 2 * (self.pace or 0.0))
-        alive = (s for r, s in self.ranks.items() if r >= 0 and not s.reported)
-        return any(sum(at > t + wait for at in s.ordinary) >= 3 for s in alive)
+        return self.once("lively", self._lively) > t + max(5.0, 2 * (self.pace or 0.0))
+
+    def _lively(self) -> float:
+        """Since when some rank that has reported nothing printed at least three times."""
+        alive = (s for r, s in self.ranks.items() if r >= 0 and not s.reported and len(s.ordinary) > 2)
+        return max((s.ordinary[-3] for s in alive), default=float("-inf"))
 
     def moved_on(self, rank: RankState, t: float) -> bool:
         """Whether the rank moved after `t`, or the job made a training step, which needs all ranks.
 
         Steps already in flight still appear after a failure, hence the grace of two usual gaps.
         """
-        return max(rank.moved_t, self.trained_t) > t + max(2.0, 2 * (self.usual or 0.0))
+        moved = max(rank.moved_t, self.trained_t)
+        return moved > t + 2.0 and moved > t + 2 * (self.usual or 0.0)
 
     def quiet(self, now: float) -> float:
         """Seconds without any unremarkable output, of any rank."""

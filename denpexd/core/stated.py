@@ -34,7 +34,7 @@ def stated_odd(job: JobState, rank: RankState, signal: Signal, now: float, limit
     said = _said(job, signal)
     if rank.rank not in said or len(said) < 3:
         return []
-    common, count = Counter(value for value, _ in said.values()).most_common(1)[0]
+    common, count = _counted(job, signal).most_common(1)[0]
     value, evidence = said[rank.rank]
     return [_about(evidence, rank, signal)] if count * 2 > len(said) and value != common else []
 
@@ -42,7 +42,7 @@ def stated_odd(job: JobState, rank: RankState, signal: Signal, now: float, limit
 def stated_differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Something is said of it, and something else of another rank; names no side."""
     said = _said(job, signal)
-    if rank.rank not in said or len({value for value, _ in said.values()}) < 2:
+    if rank.rank not in said or len(_counted(job, signal)) < 2:
         return []
     return [_about(said[rank.rank][1], rank, signal)]
 
@@ -52,12 +52,13 @@ def stated_same(job: JobState, rank: RankState, signal: Signal, now: float, limi
     said = _said(job, signal)
     if rank.rank not in said:
         return []
+
+    def places() -> Counter[tuple[str, str | None]]:
+        return Counter((value, s.node if (s := job.ranks.get(r)) else None) for r, (value, _) in said.items())
+
     value, evidence = said[rank.rank]
-    for number, (theirs, _) in said.items():
-        other = job.ranks.get(number)
-        if number != rank.rank and theirs == value and (other is None or other.node == rank.node):
-            return [_about(evidence, rank, signal)]
-    return []
+    alike = job.once(("places", signal.params["name"]), places)[(value, rank.node)]
+    return [_about(evidence, rank, signal)] if alike > 1 else []
 
 
 def setting_odd(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -94,6 +95,11 @@ def _odd(job: JobState, rank: RankState, name: str) -> bool:
 
 def _about(evidence: Evidence, rank: RankState, signal: Signal) -> Evidence:
     return replace(evidence, rank=rank.rank, means=signal.means)
+
+
+def _counted(job: JobState, signal: Signal) -> Counter[str]:
+    said = _said(job, signal)
+    return job.once(("counted", signal.params["name"]), lambda: Counter(value for value, _ in said.values()))
 
 
 def _said(job: JobState, signal: Signal) -> Mapping[int, Said]:
