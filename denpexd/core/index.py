@@ -2,7 +2,7 @@
 
 from denpexd.core.rule import Catalog, Rule
 
-TIMED = frozenset({"stalled", "silent", "worked_on", "overlong"})
+TIMED = frozenset({"stalled", "silent", "worked_on"})
 
 
 class Index:

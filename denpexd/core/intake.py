@@ -209,7 +209,7 @@ class Intake:
         place = (state.epoch, state.step)
         numbers.place(place)
         self.job.numbers_seq = self.job.seq
-        found = self.reader.numbers(event.text)
+        found = self.reader.numbers(event.text, numbers.layout)
         if not found:
             return
         evidence = self._quoted(event, "a number of its progress line")

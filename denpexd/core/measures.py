@@ -106,7 +106,7 @@ def _quoting(e: Evidence, text: str, means: str) -> Evidence:
 def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """It needs `factor` times as long as the others for its own part of a step, in each of its last reports."""
     factor = float(signal.params.get("factor", 1.5))
-    known = job.slow_ranks().get(rank.rank)
+    known = job.slow_ranks(now).get(rank.rank)
     if known is None or known[0] < factor:
         return []
     _, text, series = known
@@ -141,15 +141,14 @@ def _rate_is_kept(job: JobState, factor: float) -> bool:
 
 
 def overlong(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
-    """A phase takes, or took the last time, `factor` times as long as it used to, and at least `least` seconds.
+    """A phase took the last time `factor` times as long as it used to, and at least `least` seconds.
 
-    By its lines (from the one that begins it to the next step) or by what the rank says about it afterwards.
+    By its lines (from the one that begins it to the next step) or by what the rank says about it afterwards. While it
+    lasts nothing is said: it may as well be stuck.
     """
     name, factor = str(signal.params.get("name", "checkpoint")), float(signal.params.get("factor", 3.0))
     least = float(signal.params.get("least", 60.0))
     took = list(rank.rhythm.phases.get(name, ()))
-    if rank.phase == name and rank.phase_evidence is not None:
-        took.append(now - rank.phase_t)
     if (before := _longer(took, factor, least)) is not None:
         text = f"{name}: {took[-1]:.0f} s, before {before:.0f} s"
         return [observed(rank, now, text, signal.means, kind="log")]

@@ -102,6 +102,7 @@ class Numbers:
     interval: int | None = None  # the fewest steps between two lines
     step: int | None = None
     line: tuple[str, int] | None = None  # the last line that was read
+    layout: "Layout" = field(default_factory=lambda: Layout())
 
     def place(self, place: Place) -> None:
         """Learn how many steps lie between two lines."""
@@ -142,6 +143,20 @@ def _far_apart(before: Place, now: Place, interval: int | None) -> bool:
     return now[1] - before[1] > 3 * interval
 
 
+@dataclass(slots=True)
+class Layout:
+    """Which signals fit the lines of one rank."""
+
+    known: set[int] = field(default_factory=set)
+    lines: int = 0
+
+    def next(self, of: int) -> Iterable[int]:
+        """The signals to try on the next line."""
+        self.lines += 1
+        every = self.lines <= 8 or self.lines % 16 == 0
+        return range(of) if every else sorted(n for n in self.known if n < of)
+
+
 class Reader:
     """The signals of a catalogue that say how numbers and step counters look."""
 
@@ -150,11 +165,16 @@ class Reader:
         self._quantities = [(s.quantity, s) for s in known if s.quantity and s.quantity != "duration"]
         self._counters = [s for s in known if s.role == "progress" and "(?P<step>" in (s.pattern or "")]
 
-    def numbers(self, text: str) -> list[tuple[str, str, float]]:
-        """(quantity, name, value) of each finite number of a line; times are in seconds."""
+    def numbers(self, text: str, layout: "Layout") -> list[tuple[str, str, float]]:
+        """(quantity, name, value) of each finite number of a line; times are in seconds.
+
+        Only signals that matched lines of this rank lately are tried, and all of them now and then.
+        """
         found: dict[tuple[str, str], float] = {}
-        for quantity, signal in self._quantities:
+        for number in layout.next(len(self._quantities)):
+            quantity, signal = self._quantities[number]
             if (fields := _fields(signal, text)) is not None:
+                layout.known.add(number)
                 value, name = value_of(fields), normal(fields.get("metric") or quantity)
                 if value is not None and not is_aside(name):
                     found.setdefault((quantity, name), value)

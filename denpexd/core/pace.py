@@ -19,6 +19,7 @@ REPORTS = 3  # in a row: once may be chance
 MATERIAL = 0.2  # share of a step that a difference must have
 OWN = ("own_time", "step_time", "rate")
 SCATTER = 4  # times the usual distance between reports
+MANY = 16  # ranks
 LOOK = 1.3  # the smallest factor anybody asks for
 
 
@@ -136,17 +137,19 @@ def _scatter(ranks: dict[int, Series], quantity: str, rank: int) -> float:
     return median(abs(v - middle) for v in pool)
 
 
-def _others(values: dict[int, float], rank: int) -> float:
-    """The middle of the other ranks; of many ranks one does not move it."""
-    return median(v for r, v in values.items() if r != rank or len(values) > 16)
+def _middles(values: dict[int, float]) -> dict[int, float]:
+    """For each rank the middle of the other ranks; of many ranks one does not move it."""
+    if len(values) > MANY:
+        return dict.fromkeys(values, median(values.values()))
+    return {rank: median(v for r, v in values.items() if r != rank) for rank in values}
 
 
 def _by_own(job: "JobState", quantity: str, name: str, ranks: dict[int, Series]) -> dict[int, tuple[float, str]]:
     typical = {r: median(_last(s, quantity)) for r, s in ranks.items()}
-    step = seconds_of_step(job)
+    step, middles = seconds_of_step(job), _middles(typical)
     found = {}
     for rank, series in ranks.items():
-        least, others = min(_last(series, quantity)), _others(typical, rank)
+        least, others = min(_last(series, quantity)), middles[rank]
         if others <= 0 or least < LOOK * others or least < others + SCATTER * _scatter(ranks, quantity, rank):
             continue
         if quantity == "own_time" and (step is None or least - others < MATERIAL * step):
@@ -163,12 +166,13 @@ def _by_wait(job: "JobState", quantity: str, name: str, ranks: dict[int, Series]
     typical = {r: median(_last(s, quantity)) for r, s in ranks.items()}
     if step is None or max(typical.values()) > 1.1 * step:
         return {}
-    found = {}
+    found, middles = {}, _middles(typical)
     for rank, series in ranks.items():
-        most, others = max(_last(series, quantity)), _others(typical, rank)
+        most, others = max(_last(series, quantity)), middles[rank]
         own, of_others = step - most, max(step - others, 0.02 * step)
-        clear = others - most >= max(MATERIAL * step, SCATTER * _scatter(ranks, quantity, rank))
-        if clear and own >= LOOK * of_others:
+        if others - most < MATERIAL * step or own < LOOK * of_others:
+            continue
+        if others - most >= SCATTER * _scatter(ranks, quantity, rank):
             text = f"{name}: {most:.3g} s at most in its last {REPORTS} reports, while the others wait {others:.3g} s"
             found[rank] = own / of_others, text + f" of a step of {step:.3g} s"
     return found
@@ -192,11 +196,12 @@ def _lagging(job: "JobState") -> Slow:
     if len(steps) < 2 or max(steps.values()) - min(steps.values()) < 5:
         return {}
     paces = {r: p for r, s in counted.items() if (p := s.rhythm.step_seconds)}
+    if len(paces) < 2:
+        return {}
     found: Slow = {}
+    usuals, places = _middles(paces), _middles({r: float(steps[r]) for r in paces})
     for rank, own in paces.items():
-        if len(paces) < 2:
-            break
-        usual, place = _others(paces, rank), _others({r: float(n) for r, n in steps.items()}, rank)
+        usual, place = usuals[rank], places[rank]
         if usual > 0 and own >= LOOK * usual and place - steps[rank] >= 5:
             text = (
                 f"takes {own:.3g} s for a step, the others {usual:.3g} s, and is {place - steps[rank]:.0f} steps behind"

@@ -235,7 +235,7 @@ class JobState:
     memo: dict[object, object] | None = None
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
-    slow_known: tuple[int, Slow] | None = None
+    slow_known: tuple[int, float, Slow] | None = None
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 
@@ -245,11 +245,12 @@ class JobState:
             state = self.ranks[number] = RankState(number)
         return state
 
-    def slow_ranks(self) -> Slow:
-        """Ranks slower than the others; worked out once for the same numbers."""
-        if self.slow_known is None or self.slow_known[0] != self.numbers_seq:
-            self.slow_known = self.numbers_seq, slow_ranks(self)
-        return self.slow_known[1]
+    def slow_ranks(self, now: float) -> Slow:
+        """Ranks slower than the others; worked out once a second at most, and once for the same numbers."""
+        known = self.slow_known
+        if known is None or (known[0] != self.numbers_seq and now >= known[1] + 1.0):
+            known = self.slow_known = self.numbers_seq, now, slow_ranks(self)
+        return known[2]
 
     @property
     def universe(self) -> list[int]:

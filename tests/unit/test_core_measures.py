@@ -12,7 +12,7 @@ from denpexd.core.cadence import Limits
 from denpexd.core.events import Hit
 from denpexd.core.facts import holds
 from denpexd.core.intake import Intake
-from denpexd.core.numbers import BASE, MAX_SERIES, Numbers, Reader, Reading
+from denpexd.core.numbers import BASE, MAX_SERIES, Layout, Numbers, Reader, Reading
 from denpexd.core.pace import PAST, RECENT, Tempo
 from denpexd.core.rule import Signal
 from denpexd.core.state import Evidence, JobState
@@ -33,7 +33,7 @@ def fact(kind: str, /, **given: str | int | float | bool) -> Signal:
 class Log:
     """Lines with a step counter and whatever else they say, and what follows for a fact."""
 
-    offset = 0
+    offset = asked = 0
 
     def __init__(self, world_size: int = 4) -> None:
         self.job = JobState("job", 0.0, world_size=world_size)
@@ -55,8 +55,10 @@ class Log:
     def evidence(self, rank: int, signal: Signal, now: float = 100.0) -> list[Evidence]:
         return holds(self.job, self.job.rank(rank), signal, now, 3600.0, Limits())
 
-    def who(self, signal: Signal, now: float = 100.0) -> list[int]:
-        """The ranks for which the signal holds."""
+    def who(self, signal: Signal, now: float | None = None) -> list[int]:
+        """The ranks for which the signal holds; asked a second later each time."""
+        self.asked += 1
+        now = 100.0 + self.asked if now is None else now
         return [rank for rank in sorted(self.job.ranks) if self.evidence(rank, signal, now)]
 
 
@@ -258,7 +260,7 @@ def test_a_phase_that_takes_longer_than_it_used_to(log: Log) -> None:
         log.say(t, 0, int(t))
     log.at(t + 1.0, Hit(0.0, 0, "line.saving", "r", 0, "saving"))
     assert log.who(signal, now=t + 50.0) == []
-    assert log.who(signal, now=t + 80.0) == [0]
+    assert log.who(signal, now=t + 80.0) == []
     log.say(t + 90.0, 0, int(t) + 90)
     assert log.who(signal, now=t + 91.0) == [0]
 
@@ -306,7 +308,7 @@ def test_what_is_kept_is_bounded() -> None:
 
 def test_units_and_inverses_are_read() -> None:
     reader = Reader(Log().intake.signals.values())
-    assert reader.numbers("step 3 took 250ms computed 1,000.5s loss 2") == [
+    assert reader.numbers("step 3 took 250ms computed 1,000.5s loss 2", Layout()) == [
         ("loss", "loss", 2.0),
         ("step_time", "step time", 0.25),
         ("own_time", "own time", 1000.5),
