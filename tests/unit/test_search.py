@@ -30,7 +30,7 @@ def shipped() -> Search:
 
 
 @pytest.mark.parametrize(
-    "text", [TRACEBACK, TRACEBACK.splitlines()[-1], "CUDA out of memory. Tried to allocate 2.00 GiB", "cuda oom"]
+    "text", [TRACEBACK, TRACEBACK.splitlines()[-1], "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"]
 )
 def test_a_pasted_error_finds_its_failure(shipped: Search, text: str) -> None:
     assert shipped(text)[0].rule.id == "cuda-out-of-memory"
@@ -53,6 +53,7 @@ def test_what_only_rules_something_out_is_no_proof() -> None:
     ("words", "failure"),
     [
         ("one rank evaluates alone with SyncBatchNorm", "syncbatchnorm-single-rank-eval-deadlock"),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "cuda-out-of-memory"),
         ("killed by the OOM killer", "rank-oom-killed"),
         ("lmdb damaged", "lmdb-corruption"),
         ("find_unused_parameters", "ddp-unused-parameters"),
