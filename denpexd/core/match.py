@@ -103,7 +103,9 @@ def _unplaced(
     if first:
         named = sorted(_named_first(job, first))
     else:
-        named = [r for r, s in ranks.items() if any(_tells(raised.event, said[0]) for raised in s.raised)]
+        named = [
+            r for r, s in ranks.items() if any(_tells(one.event, said[0]) for one in s.raised if not one.collateral)
+        ]
         named = named if said[0].kind != "kernel" else []  # its place in a log says nothing
         named = named or [r for r, s in ranks.items() if "launcher_root" in s.states and not s.reported]
     return _made(rule, job, tuple(named), said)

@@ -22,6 +22,7 @@ GRACE = 10.0  # seconds between SIGTERM and SIGKILL, at least
 KILLED_WITHIN = 60.0  # a kernel or scheduler line and the end of the process it is about
 ASKED = frozenset({-15, 143, -2, 130, -1, 129})
 KILLED = frozenset({-9, 137})
+LATE = 3600.0  # seconds after which a lost node is declared, at most
 ROUND = 1800.0  # attempts that end within this time of each other are a loop
 
 
@@ -79,13 +80,20 @@ def _flight(job: JobState) -> float:
 
 def _patience(told: Told, limits: cadence.Limits) -> float:
     """Silence before the word came after which something else had stopped the job."""
+    if told.event in OF_A_NODE:
+        return LATE  # it is noticed by timeouts, and said after them
     if told.usual is None or told.phase not in ("train", "start"):
         return limits.budgets.get(told.phase, 1200.0)
     return max(120.0, 10 * told.usual)
 
 
 def _counts(told: Told, failed: Evidence) -> bool:
-    """A forced end after a weak word is what follows when a process does not stop in time."""
+    """A forced end after a weak word is what follows when a process does not stop in time.
+
+    Who lost a node says so before anybody declares the node lost.
+    """
+    if told.event in OF_A_NODE and failed.kind == "report":
+        return False
     forced = failed.kind == "process" and failed.text in ("-9", "137") and failed.t >= told.evidence.t + GRACE
     return not (told.event in WEAK and forced)
 
@@ -97,10 +105,11 @@ def _failures(job: JobState) -> Iterator[Evidence]:
             if not known.collateral and not job.moved_on(state, known.event.t):
                 yield Evidence(number, "log", "", 0, known.event.t, known.event.text, "")
         if state.reported is not None and not job.moved_on(state, state.reported.t):
-            yield state.reported
+            yield Evidence(number, "report", "", 0, state.reported.t, state.reported.text, "")
+        followed = state.reported is not None or (bool(state.raised) and all(r.collateral for r in state.raised))
         for exited in state.exits:
             code = exited.event.code
-            if not exited.forced and code not in (0, None) and code not in ASKED:
+            if not exited.forced and code not in (0, None) and code not in ASKED and not (followed and code > 0):
                 yield Evidence(number, "process", "", 0, exited.event.t, str(code), "")
 
 
@@ -132,7 +141,10 @@ def _ranks_of_node(job: JobState, told: Told) -> set[int]:
     mine = ranks[teller].node if teller in ranks and not told.node else None
     there = {r for r, s in ranks.items() if mine and _same_host(s.node, mine)}
     living = {r for r, s in ranks.items() if s.reported is not None and r != teller}
-    if there - living:
+    if told.event == "node_failure":  # who tells of it is elsewhere
+        living |= {teller, *there} - {UNKNOWN_RANK}
+        teller = UNKNOWN_RANK
+    elif there - living:
         return there - living
     return set(job.universe) - living if living else {teller} - {UNKNOWN_RANK}
 

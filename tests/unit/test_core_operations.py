@@ -88,6 +88,14 @@ def test_a_node_that_is_reclaimed_is_known_by_its_name_or_by_those_who_miss_it()
     assert world.who(told("spot")) == [3]
 
 
+def test_a_lost_node_is_declared_after_its_peers_have_missed_it() -> None:
+    world = running().at(40.0, line(0, "lost"), line(1, "lost")).at(41.0, Exit(0.0, 0, 1), Exit(0.0, 1, 1))
+    world.at(900.0, line(0, "node_lost"))
+    assert world.who(told("node_failure"), now=910.0) == [2, 3]
+    world = running().at(40.0, Exit(0.0, 0, -11)).at(50.0, line(0, "node_lost"))
+    assert world.who(told("node_failure"), now=60.0) == []
+
+
 def test_a_notice_holds_while_training_goes_on_until_the_stop() -> None:
     world = running().at(11.0, line(3, "reclaimed", {"node": "x"}))
     world.at(60.0, line(0, "step", {"step": "60"}))
