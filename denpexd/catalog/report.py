@@ -153,7 +153,11 @@ def table(report: CheckReport) -> str:
     lines = [f"{error}" for error in (*report.errors, *report.findings)]
     results = [result for trial in report.trials for result in trial.results]
     lines += [f"{one.rule}: example '{one.example}': {one.why}" for one in results if not one.ok]
-    lines += [f"{error}" for error in (*report.unneeded, *report.overlaps)]
+    lines += [f"{error}" for error in report.overlaps]
+    if report.unneeded:
+        worth = "" if report.require_clauses else " (told, no mistake; --clauses require makes them one)"
+        head = f"{len(report.unneeded)} clauses that no example needs{worth}:"
+        lines += [*([""] if lines else []), head, *(str(error) for error in report.unneeded)]
     cells = [("rule", "schema", "lint", "fired", "silent", "clauses", "overlaps", "result")]
     for row in report.rows:
         numbers = (_part(row.fired), _part(row.silent), _part(row.clauses))
