@@ -45,6 +45,7 @@ class Scanner:
         ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
         self._handled = [signal for signal in logs if signal.role == "handled"]
+        self._may_handle = re2.compile("|".join(f"(?:{signal.pattern})" for signal in self._handled) or r"[^\s\S]")
         self._progress = tuple(signal for signal in logs if _only_latest(signal))
         self._first_built_in = len(self._signals)
         self._first_progress = len(self._signals) + len(_NAMES)
@@ -76,7 +77,7 @@ class Scanner:
 
     def handles(self, text: str) -> bool:
         """Whether a signal of the catalogue says that the program dealt with what this line tells."""
-        return any(
+        return self._may_handle.search(text) is not None and any(
             s.matcher is not None and s.matcher.search(text) and not (s.exclude and s.exclude.search(text))
             for s in self._handled
         )
