@@ -82,6 +82,11 @@ class Scanner:
             for s in self._handled
         )
 
+    def repeats_itself(self, number: int) -> bool:
+        """Whether another hit of the same rank at the same time would tell nothing new: no captures, no count."""
+        signal = self.signal(number)
+        return signal is not None and signal.count == 1 and "(?P<" not in (signal.pattern or "")
+
     def is_progress(self, number: int) -> bool:
         """Whether the id is that of a signal of which only the latest hit counts."""
         return number >= self._first_progress

@@ -21,6 +21,7 @@ _CENSUS = 64 << 10
 _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
 _BACK = 2 << 10
+_REPEATS = 4
 _PARTIAL_IDLE = 1.0
 _RAY_SYSTEM = ("raylet", "gcs_server", "autoscaler")
 
@@ -137,6 +138,7 @@ class Stream:
         data = chunk.data
         self._prefixes.sample(data)
         named = self._scanner.named(data, whole=self.interleaved)
+        named = named if self.interleaved or len(named) <= _REPEATS else self._without_repeats(named)
         heads = {0: self._head} if self._in_line else {}
         seen, taken, self._seen, self._taken = self._seen, self._taken, {}, 0
         position = at = 0
@@ -157,6 +159,21 @@ class Stream:
                 self._segment(chunk, start, end, ids, head, seen if carried else {}, taken=taken if carried else 0)
             position = end + (2 if data[end : end + 2] == b"\r\n" else 1)
         self._remember(data, heads)
+
+    def _without_repeats(self, named: list[Named]) -> list[Named]:
+        """Of a text that one rank repeats in a read only some first ones and the last one are looked at."""
+        last = {number: place for place, (_, _, ids) in enumerate(named) for number in ids}
+        told: dict[int, int] = {}
+        kept: list[Named] = []
+        for place, (start, end, ids) in enumerate(named):
+            for number in ids:
+                told[number] = told.get(number, 0) + 1
+            wanted = tuple(
+                n for n in ids if told[n] <= _REPEATS or last[n] == place or not self._scanner.repeats_itself(n)
+            )
+            if wanted:
+                kept.append((start, end, wanted))
+        return kept
 
     def _line_head(self, data: bytes, start: int, heads: dict[int, Line | None]) -> Line | None:
         """What the first segment of the physical line says, for a segment that follows a carriage return."""
