@@ -8,10 +8,11 @@ from typing import Any
 from denpexd.catalog.build import BUILT_IN_ROLES
 from denpexd.catalog.document import Document, Trail
 from denpexd.catalog.examples import read_timeline
+from denpexd.catalog.fact_signals import FactSignal
 from denpexd.catalog.load import Loaded
 from denpexd.catalog.patterns import hyperscan_refusals, shape
 from denpexd.catalog.schema import RuleFile
-from denpexd.catalog.signals import FactSignal, LogSignal, SignalFile, UseSignal
+from denpexd.catalog.signals import LogSignal, SignalFile, UseSignal
 from denpexd.catalog.signals import Signal as Written
 from denpexd.catalog.validation import nearest
 from denpexd.core.rule import Rule, Signal
