@@ -10,6 +10,7 @@ from denpexd.core.match import Candidate
 from denpexd.core.state import JobState
 
 MOST_PATIENT = 300.0
+LAST_WORDS = 2.0  # a process may be known to have ended before what it printed last has been read
 AGAIN = 600.0  # seconds after which the same failure is a new incident
 
 
@@ -44,7 +45,8 @@ def ready(c: Candidate, job: JobState, limits: cadence.Limits, at: Moment) -> bo
         return False
     witness = stop_witness(job, limits)
     if witness is not None and (job.over or at.ending):
-        return True
+        exact = c.rule.precision == "exact"
+        return exact or at.ending or at.now >= at.news_t + LAST_WORDS
     if at.ending and c.fatal and c.rule.correlation is None and at.now >= c.cause_t + SETTLE:
         return True  # nothing was printed since that speaks against it, and nothing more will be
     if c.history and job.silence(at.now) < limits.min_silence:

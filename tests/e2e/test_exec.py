@@ -84,7 +84,7 @@ def test_exec_explains_a_command_that_fails_before_the_daemon_is_up(place: Any) 
     code = subprocess.run(execute(place, sys.executable, "-c", script, sinks=[sink]), check=False).returncode
 
     assert code == 1
-    assert [alert.verdict["failure"] for alert in sink.alerts] == ["single-rank-exception"]
+    assert [alert.verdict["failure"] for alert in sink.alerts] == ["cpu-allocator-failure"]
 
 
 @pytest.mark.parametrize(

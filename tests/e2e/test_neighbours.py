@@ -70,7 +70,7 @@ def test_a_command_is_watched_also_where_another_daemon_has_the_port(place: Any)
         config = place.config("exec", [{"type": "webhook", "url": sink.url}], web={"port": port})
         command = [DENPEXD, "exec", "-c", str(config), "--", sys.executable, "-c", BROKEN]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert [alert.verdict["failure"] for alert in sink.alerts] == ["single-rank-exception"]
+    assert [alert.verdict["failure"] for alert in sink.alerts] == ["cpu-allocator-failure"]
     assert [f"port {port} on 127.0.0.1 is in use" in line for line in done.stderr.splitlines()].count(True) == 1
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from denpexd.catalog.load import load
+from denpexd.catalog.packs import Packs
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Exit, Fact, Hit, Joined, Tick
 from denpexd.core.state import JobState
@@ -108,6 +109,7 @@ def test_the_view_asks_the_daemon_for_everything_else(pipeline: Pipeline) -> Non
         lambda: 42.0,
         lambda: (True, "ok"),
         lambda: (False, "catching up"),
+        lambda: Packs(TINY, ()),
     )
     assert view.incidents("open", 10) == [known["k"]]
     assert view.incidents("closed", 10) == []
