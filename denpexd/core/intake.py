@@ -1,4 +1,4 @@
-"""Events -> state. One function an event kind; nothing is judged here."""
+"""Events -> state: what ranks print, and how they move. One function an event kind; nothing is judged here."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,50 +6,37 @@ from dataclasses import replace
 
 from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
-from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Exit, Fact, Frames, Hit, Joined, Raised
+from denpexd.core.counters import counter, ranks_in
+from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
 from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal, value_of
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import (
     MAX_GROUPS,
     MAX_METRICS,
-    MAX_ROUNDS,
     MAX_TOLD,
     Collective,
     Evidence,
-    Exited,
     JobState,
-    RaisedBy,
     RankState,
-    Round,
-    Snapshot,
     Told,
 )
+from denpexd.core.witnesses import Witnesses
 
 OLD = 600.0  # seconds after which a word about the job may be forgotten
-STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
-_PID = re.compile(r"\bpid=(\d+)\b")
-_FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
-_SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
-MAX_RANKS = 1_000_000  # larger numbers are no ranks, whatever a line says
 PREPARES = re.compile(  # labels of bars that no training loop draws
     r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
     r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
 )
 EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
-MAX_RANGE = 65_536
 
 
-class Intake:
-    """Holds what is derived from the catalog once: which signals are frames, collateral, and so on."""
+class Intake(Witnesses):
+    """Takes in all events of one job: lines here, the rest as any witness tells it."""
 
     def __init__(self, catalog: Catalog, job: JobState) -> None:
-        self.job = job
+        super().__init__(catalog, job)
         self.signals = catalog.signals
         self.reader = Reader(catalog.signals.values())
-        self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
-        self.harmless = [
-            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown", "event")
-        ]
 
     # --- lines ------------------------------------------------------------------------------------------------------
 
@@ -126,7 +113,7 @@ class Intake:
         named = event.fields.get(signal.about, "")
         if signal.about in ("pid", "leader"):
             return (0 if signal.about == "leader" else self._by_pid(named),)
-        return [rank for part in named.replace(",", " ").split() for rank in _ranks(part)]
+        return [rank for part in named.replace(",", " ").split() for rank in ranks_in(part)]
 
     def _reported(self, state: RankState, signal: Signal, evidence: Evidence) -> None:
         if state.reported is None:
@@ -150,7 +137,7 @@ class Intake:
         fields = event.fields
         if fields.get("op") or "enq" in fields or "done" in fields:
             self._collective(state, fields.get("pg") or "0", fields, evidence)
-        if (batches := _number(fields.get("batches"))) is not None:
+        if (batches := counter(fields.get("batches"))) is not None:
             state.batches = batches
         stated.keep(state, fields, evidence)
         value = fields.get("value") or fields.get("digest")
@@ -165,10 +152,10 @@ class Intake:
         known = state.collectives.setdefault(group, Collective())
         if fields.get("op"):
             known.op, known.evidence = fields["op"], evidence
-            known.numel = _number(fields.get("numel_in")) if fields.get("numel_in") else known.numel
+            known.numel = counter(fields.get("numel_in")) if fields.get("numel_in") else known.numel
         known.shape = fields.get("shape") or known.shape
         for name, field in (("seq", "seq"), ("enqueued", "enq"), ("completed", "done")):
-            value = _number(fields.get(field))
+            value = counter(fields.get(field))
             if value is not None:
                 setattr(known, name, value)
         if known.evidence is None:
@@ -222,8 +209,8 @@ class Intake:
         """A progress line moves the rank only if its counter moved: a bar that is redrawn proves nothing."""
         fields = event.fields
         label = fields.get("label", "").lower()
-        step, epoch = _number(fields.get("step")), fields.get("epoch")
-        total = _number(fields.get("total"))
+        step, epoch = counter(fields.get("step")), fields.get("epoch")
+        total = counter(fields.get("total"))
         # A second, nameless bar of another length while the rank evaluates is the evaluation's.
         other_bar = not label and None not in (total, state.total) and total != state.total
         evaluates = bool(EVALUATES.search(label)) or (state.phase == "eval" and other_bar)
@@ -284,166 +271,3 @@ class Intake:
         self._leave_phase(state, t)
         state.phase, state.phase_t, state.phase_evidence = phase, t, evidence
         self.job.spoke_t = max(self.job.spoke_t, t)  # restarts the silence clock, but is no step
-
-    # --- other witnesses --------------------------------------------------------------------------------------------
-
-    def raised(self, event: Raised) -> None:
-        state = self.job.rank(event.rank)
-        state.printed, state.last_t = True, max(state.last_t, event.t)
-        failed = _failed_ranks(event)
-        if event.rank == UNKNOWN_RANK:
-            state = self._named_by_pid(event) or (self.job.rank(min(failed)) if len(failed) == 1 else state)
-        others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
-        where = event.frames[0].canonical if event.frames else ""
-        told = (f"{kind}: {message}" for kind, message in event.chain)
-        collateral = others_failed or all(self._is_harmless(text, f"{text}\n{where}") for text in told)
-        state.keep(RaisedBy(event, self.job.seq, collateral))
-        for rank in failed if others_failed else ():
-            self._raised_by(rank, event)
-
-    def _raised_by(self, rank: int, event: Raised) -> None:
-        """Another rank tells what this one raised; its own log may say it too, or be nowhere."""
-        if rank < (self.job.world_size or MAX_RANKS):
-            state = self.job.rank(rank)
-            if not any(known.event.chain == event.chain for known in state.raised):
-                state.keep(RaisedBy(event, self.job.seq, collateral=False))
-
-    def _named_by_pid(self, event: Raised) -> RankState | None:
-        """Ray's driver prints the exceptions of workers; the text names the process."""
-        named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
-        return self.job.rank(named.pop()) if len(named) == 1 else None
-
-    def _is_harmless(self, text: str, placed: str) -> bool:
-        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
-        return any(
-            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self.harmless
-        )
-
-    def frames(self, event: Frames) -> None:
-        state = self.job.rank(event.rank)
-        state.looked_at = True
-        before = state.snapshots.get(event.kind)
-        since = event.t
-        fresh = before is not None and before.frames.t >= state.moved_t
-        if before and fresh and not self.job.moved_on(state, before.frames.t) and _same(before.frames, event):
-            since = before.since
-        hits = {}
-        for signal in self.frame_signals:
-            frame = next((f for f in event.frames if _frame_fits(signal, f.canonical, f.qualified)), None)
-            if frame is not None:
-                hits[signal.id] = frame
-        steady = event.t - since >= STEADY - 0.5
-        state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
-
-    def exit(self, event: Exit) -> bool:
-        """Whether it tells anything new."""
-        state = self.job.rank(event.rank)
-        unplaced = self.job.ranks.get(UNKNOWN_RANK)
-        announced = state.killing | (unplaced.killing if unplaced else set())
-        if event.code is None:
-            forced = bool(state.killing)
-        else:
-            forced = bool({str(-event.code), str(event.code - 128)} & announced)
-        if event.code is None and state.exits:
-            return False
-        if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
-            return False
-        state.exits.append(Exited(event, self.job.seq, forced))
-        return True
-
-    def fact(self, event: Fact) -> None:
-        fields, name = event.fields, event.name
-        rank = self._by_pid(fields["pid"]) if event.rank == UNKNOWN_RANK and "pid" in fields else event.rank
-        state = self.job.rank(rank)
-        if name == "launcher_killing":
-            state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
-            state.killing_t = min(state.killing_t, event.t)
-            return
-        if name == "attempt_failed":
-            self._round(event)
-            return
-        if name == "oom_killed" and rank == UNKNOWN_RANK:
-            return  # somebody else's process
-        if name in ("running", "resumed"):
-            state.looked_at = True
-            state.states.pop("frozen", None)
-            state.states.pop("disk_sleep", None)
-            return
-        if name == "recent":
-            self.job.recent = fields.get("recent") != "false"
-            return
-        means = (
-            fields.get("how", "") if name == "evidence_unavailable" else f"a witness reports: {name.replace('_', ' ')}"
-        )
-        text = event.text or fields.get("why", "") or name.replace("_", " ")
-        key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
-        kind = "launcher" if name.startswith("launcher") else "process"
-        state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
-        if name == "frozen" and fields.get("state") == "D":
-            state.states["disk_sleep"] = state.states[key]
-        if name != "evidence_unavailable" and kind == "process":
-            state.looked_at = True
-
-    def _round(self, event: Fact) -> None:
-        fields, rounds = event.fields, self.job.rounds
-        if any(r.pid == fields["pid"] and r.agent == fields["agent"] for r in rounds):
-            return
-        said = Evidence(event.rank, "launcher", event.source, event.offset, event.t, event.text, "", seq=self.job.seq)
-        rounds.append(Round(event.t, event.rank, int(fields["code"]), fields["agent"], fields["pid"], said))
-        del rounds[:-MAX_ROUNDS]
-
-    def _by_pid(self, pid: str) -> int:
-        """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
-        known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
-        return known[0] if len(known) == 1 else UNKNOWN_RANK
-
-    def joined(self, event: Joined) -> None:
-        if event.world_size is not None and event.world_size < MAX_RANKS:
-            self.job.world_size = max(self.job.world_size or 0, event.world_size)
-        if event.rank >= 0:
-            state = self.job.rank(event.rank)
-            state.node, state.pid = event.node or state.node, event.pid or state.pid
-            state.looked_at = state.looked_at or event.pid is not None
-
-    def attempt(self, event: Attempt) -> None:
-        job = self.job
-        job.attempt = event.number
-        job.devices.forget(job.seq)
-        for state in job.ranks.values():
-            state.restart(job.seq)
-        job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
-        job.started_t = event.t
-        job.moved_t, job.trained_t = None, float("-inf")
-
-
-def _failed_ranks(event: Raised) -> set[int]:
-    """The ranks that an exception names as those that failed; empty if it names none."""
-    named = (found for _, message in event.chain for found in _FAILED_RANKS.findall(message))
-    return {rank for text in named for part in text.split(",") if (rank := _number(part.strip())) is not None}
-
-
-def _number(text: str | None) -> int | None:
-    """'12,345' -> 12345; anything else, and what no counter can be, -> None."""
-    if not text:
-        return None
-    digits = text.replace(",", "").replace("_", "")
-    return int(digits) if len(digits) < 19 and digits.removeprefix("-").isdecimal() else None
-
-
-def _ranks(text: str) -> list[int]:
-    """`3` or `0-3` as ranks; what can be none is left out."""
-    first, _, last = text.partition("-")
-    low, high = _number(first), _number(last or first)
-    if low is None or high is None or not 0 <= low <= high < min(MAX_RANKS, low + MAX_RANGE):
-        return []
-    return list(range(low, high + 1))
-
-
-def _same(a: Frames, b: Frames) -> bool:
-    return [(f.function, f.path, f.line) for f in a.frames] == [(f.function, f.path, f.line) for f in b.frames]
-
-
-def _frame_fits(signal: Signal, canonical: str, qualified: str) -> bool:
-    if signal.matcher is None or not (signal.matcher.search(canonical) or signal.matcher.search(qualified)):
-        return False
-    return not (signal.exclude and (signal.exclude.search(canonical) or signal.exclude.search(qualified)))

@@ -1,0 +1,168 @@
+"""Events -> state: what exceptions, stacks, processes and launchers show of the ranks. Nothing is judged here."""
+
+import re
+
+from denpexd.core.counters import MAX_RANKS, counter
+from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frames, Joined, Raised
+from denpexd.core.rule import Catalog, Signal
+from denpexd.core.state import MAX_ROUNDS, Evidence, Exited, JobState, RaisedBy, RankState, Round, Snapshot
+
+STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
+_PID = re.compile(r"\bpid=(\d+)\b")
+_FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
+_SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
+
+
+class Witnesses:
+    """Takes in what others than lines tell; holds which signals are frames, and which blame nobody who prints them."""
+
+    def __init__(self, catalog: Catalog, job: JobState) -> None:
+        self.job = job
+        self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
+        self.harmless = [
+            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown", "event")
+        ]
+
+    def raised(self, event: Raised) -> None:
+        state = self.job.rank(event.rank)
+        state.printed, state.last_t = True, max(state.last_t, event.t)
+        failed = _failed_ranks(event)
+        if event.rank == UNKNOWN_RANK:
+            state = self._named_by_pid(event) or (self.job.rank(min(failed)) if len(failed) == 1 else state)
+        others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
+        where = event.frames[0].canonical if event.frames else ""
+        told = (f"{kind}: {message}" for kind, message in event.chain)
+        collateral = others_failed or all(self._is_harmless(text, f"{text}\n{where}") for text in told)
+        state.keep(RaisedBy(event, self.job.seq, collateral))
+        for rank in failed if others_failed else ():
+            self._raised_by(rank, event)
+
+    def _raised_by(self, rank: int, event: Raised) -> None:
+        """Another rank tells what this one raised; its own log may say it too, or be nowhere."""
+        if rank < (self.job.world_size or MAX_RANKS):
+            state = self.job.rank(rank)
+            if not any(known.event.chain == event.chain for known in state.raised):
+                state.keep(RaisedBy(event, self.job.seq, collateral=False))
+
+    def _named_by_pid(self, event: Raised) -> RankState | None:
+        """Ray's driver prints the exceptions of workers; the text names the process."""
+        named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
+        return self.job.rank(named.pop()) if len(named) == 1 else None
+
+    def _is_harmless(self, text: str, placed: str) -> bool:
+        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
+        return any(
+            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self.harmless
+        )
+
+    def frames(self, event: Frames) -> None:
+        state = self.job.rank(event.rank)
+        state.looked_at = True
+        before = state.snapshots.get(event.kind)
+        since = event.t
+        fresh = before is not None and before.frames.t >= state.moved_t
+        if before and fresh and not self.job.moved_on(state, before.frames.t) and _same(before.frames, event):
+            since = before.since
+        hits = {}
+        for signal in self.frame_signals:
+            frame = next((f for f in event.frames if _frame_fits(signal, f.canonical, f.qualified)), None)
+            if frame is not None:
+                hits[signal.id] = frame
+        steady = event.t - since >= STEADY - 0.5
+        state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
+
+    def exit(self, event: Exit) -> bool:
+        """Whether it tells anything new."""
+        state = self.job.rank(event.rank)
+        unplaced = self.job.ranks.get(UNKNOWN_RANK)
+        announced = state.killing | (unplaced.killing if unplaced else set())
+        if event.code is None:
+            forced = bool(state.killing)
+        else:
+            forced = bool({str(-event.code), str(event.code - 128)} & announced)
+        if event.code is None and state.exits:
+            return False
+        if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
+            return False
+        state.exits.append(Exited(event, self.job.seq, forced))
+        return True
+
+    def fact(self, event: Fact) -> None:
+        fields, name = event.fields, event.name
+        rank = self._by_pid(fields["pid"]) if event.rank == UNKNOWN_RANK and "pid" in fields else event.rank
+        state = self.job.rank(rank)
+        if name == "launcher_killing":
+            state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
+            state.killing_t = min(state.killing_t, event.t)
+            return
+        if name == "attempt_failed":
+            self._round(event)
+            return
+        if name == "oom_killed" and rank == UNKNOWN_RANK:
+            return  # somebody else's process
+        if name in ("running", "resumed"):
+            state.looked_at = True
+            state.states.pop("frozen", None)
+            state.states.pop("disk_sleep", None)
+            return
+        if name == "recent":
+            self.job.recent = fields.get("recent") != "false"
+            return
+        means = (
+            fields.get("how", "") if name == "evidence_unavailable" else f"a witness reports: {name.replace('_', ' ')}"
+        )
+        text = event.text or fields.get("why", "") or name.replace("_", " ")
+        key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
+        kind = "launcher" if name.startswith("launcher") else "process"
+        state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
+        if name == "frozen" and fields.get("state") == "D":
+            state.states["disk_sleep"] = state.states[key]
+        if name != "evidence_unavailable" and kind == "process":
+            state.looked_at = True
+
+    def _round(self, event: Fact) -> None:
+        fields, rounds = event.fields, self.job.rounds
+        if any(r.pid == fields["pid"] and r.agent == fields["agent"] for r in rounds):
+            return
+        said = Evidence(event.rank, "launcher", event.source, event.offset, event.t, event.text, "", seq=self.job.seq)
+        rounds.append(Round(event.t, event.rank, int(fields["code"]), fields["agent"], fields["pid"], said))
+        del rounds[:-MAX_ROUNDS]
+
+    def _by_pid(self, pid: str) -> int:
+        """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
+        known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
+        return known[0] if len(known) == 1 else UNKNOWN_RANK
+
+    def joined(self, event: Joined) -> None:
+        if event.world_size is not None and event.world_size < MAX_RANKS:
+            self.job.world_size = max(self.job.world_size or 0, event.world_size)
+        if event.rank >= 0:
+            state = self.job.rank(event.rank)
+            state.node, state.pid = event.node or state.node, event.pid or state.pid
+            state.looked_at = state.looked_at or event.pid is not None
+
+    def attempt(self, event: Attempt) -> None:
+        job = self.job
+        job.attempt = event.number
+        job.devices.forget(job.seq)
+        for state in job.ranks.values():
+            state.restart(job.seq)
+        job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
+        job.started_t = event.t
+        job.moved_t, job.trained_t = None, float("-inf")
+
+
+def _failed_ranks(event: Raised) -> set[int]:
+    """The ranks that an exception names as those that failed; empty if it names none."""
+    named = (found for _, message in event.chain for found in _FAILED_RANKS.findall(message))
+    return {rank for text in named for part in text.split(",") if (rank := counter(part.strip())) is not None}
+
+
+def _same(a: Frames, b: Frames) -> bool:
+    return [(f.function, f.path, f.line) for f in a.frames] == [(f.function, f.path, f.line) for f in b.frames]
+
+
+def _frame_fits(signal: Signal, canonical: str, qualified: str) -> bool:
+    if signal.matcher is None or not (signal.matcher.search(canonical) or signal.matcher.search(qualified)):
+        return False
+    return not (signal.exclude and (signal.exclude.search(canonical) or signal.exclude.search(qualified)))
