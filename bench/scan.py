@@ -85,7 +85,11 @@ def ripgrep_seconds(path: Path, signals: list[Signal]) -> tuple[float, int] | No
     if program is None:
         return None
     patterns = path.with_suffix(".patterns")
-    wanted = [signal.pattern or "" for signal in signals if signal.role != "progress" and signal.quantity in (None, "duration")]
+    wanted = [
+        signal.pattern or ""
+        for signal in signals
+        if signal.role != "progress" and signal.quantity in (None, "duration")
+    ]
     patterns.write_text(
         "".join(re.sub(r"\(\?P?<\w+>", "(?:", pattern) + "\n" for pattern in wanted)
     )  # names may repeat
