@@ -88,10 +88,11 @@ def is_hang(c: Candidate, job: JobState) -> bool:
 def summary(incident: Incident, job: JobState, now: float) -> str:
     """One paragraph for a person: who, since when, at which step, how many ranks idle."""
     c = incident.candidate
-    world = len(job.universe)
+    ranks = job.universe
+    world = f" of {len(ranks)}" if ranks and ranks[-1] == len(ranks) - 1 else ""
     several = "ranks" if len(c.initiating) > 1 else "rank"
     who = f"{several} {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
-    parts = [f"{c.rule.entry.title}: {who} of {world}."]
+    parts = [f"{c.rule.entry.title}: {who}{world}."]
     if len(c.collateral) == 1:
         parts.append(f"Rank {c.collateral[0]} only waits, or fails as a consequence.")
     elif c.collateral:

@@ -75,7 +75,8 @@ def who(verdict: Verdict) -> str:
     nodes = verdict.get("nodes")
     known = {int(rank) for rank in nodes if str(rank).isdigit()} if isinstance(nodes, Mapping) else set()
     world = known.union(initiating, ranks(verdict, "collateral_ranks"), ranks(verdict, "unheard_ranks")) - {-1}
-    return rank_words(initiating) + (f" of {len(world)}" if len(world) > len(initiating) else "")
+    whole = max(world) == len(world) - 1  # of some pasted lines the world size is not known
+    return rank_words(initiating) + (f" of {len(world)}" if whole and len(world) > len(initiating) else "")
 
 
 def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) -> str:

@@ -184,3 +184,8 @@ def test_rank_lists() -> None:
 @given(st.text(max_size=60), st.integers(2, 40))
 def test_a_cut_fits(text: str, width: int) -> None:
     assert cells(cut(text, width)) <= width
+
+
+def test_the_size_of_the_world_is_told_where_all_its_ranks_are_known() -> None:
+    some = {**VERDICT, "initiating_ranks": [5], "collateral_ranks": [1, 3], "unheard_ranks": [], "nodes": {}}
+    assert report(some, color=False, width=100).splitlines()[0].startswith("● HANG  rank 5  ")
