@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
+from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
 from denpexd.core.rule import Catalog, Rule, Signal
-from denpexd.core.state import Evidence
 from denpexd.scan.engine import EngineFactory
 from denpexd.scan.scanner import Scanner
 from denpexd.scan.stream import Stream

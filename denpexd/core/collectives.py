@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from denpexd.core import cadence, stands
+from denpexd.core.evidence import Evidence
+from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Collective, Evidence, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, RankState, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 

@@ -6,9 +6,10 @@ Nothing is decided here. Placeholders of the texts are filled with ranks; what i
 import re
 from collections.abc import Callable, Sequence
 
+from denpexd.core.evidence import Evidence
 from denpexd.core.incident import Incident, ranks_text
 from denpexd.core.match import Candidate
-from denpexd.core.state import Evidence, JobState
+from denpexd.core.state import JobState
 
 MAX_EVIDENCE = 12
 MAX_TEXT = 2000

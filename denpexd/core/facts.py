@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, stands, startup, stated
+from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, RankState, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")

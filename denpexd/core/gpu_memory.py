@@ -3,8 +3,9 @@
 import re
 
 from denpexd.core import cadence
+from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Evidence, JobState, RankState
+from denpexd.core.state import Answer, JobState, RankState
 
 _UNITS = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "": 1.0}
 _SIZE = r"([\d.]+) ?([KMGT]?)i?B"

@@ -8,18 +8,11 @@ from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
 from denpexd.core.counters import counter, ranks_in
 from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
+from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal, value_of
+from denpexd.core.records import Collective, Told
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import (
-    MAX_GROUPS,
-    MAX_METRICS,
-    MAX_TOLD,
-    Collective,
-    Evidence,
-    JobState,
-    RankState,
-    Told,
-)
+from denpexd.core.state import MAX_GROUPS, MAX_METRICS, MAX_TOLD, JobState, RankState
 from denpexd.core.witnesses import Witnesses
 
 OLD = 600.0  # seconds after which a word about the job may be forgotten

@@ -7,8 +7,9 @@ from dataclasses import replace
 from denpexd.core import cadence
 from denpexd.core.devices import Noticed, place
 from denpexd.core.events import UNKNOWN_RANK
+from denpexd.core.records import Exited, RaisedBy
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Exited, JobState, RaisedBy, RankState
+from denpexd.core.state import Answer, JobState, RankState
 
 START = 600.0  # seconds for which a line proves nothing in a job that has not trained yet: it may quote the past
 AFTERMATH = 3.0  # seconds after a failure in which a line of the kernel may still tell its cause

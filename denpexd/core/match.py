@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from denpexd.core import operations, sizes
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Raised
+from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
 from denpexd.core.rule import Correlation, Role, Rule, Signal
 from denpexd.core.startup import ABSENT
-from denpexd.core.state import Evidence, JobState, RankState
+from denpexd.core.state import JobState, RankState
 
 TOGETHER = 2.0  # ranks that fail within this time failed together, whatever else was printed meanwhile
 SAME_FAULT = 30.0  # later ones count too if nobody had reported a victim's error before

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from denpexd.core.cadence import Limits
+from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import NotFinite, Place
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Evidence, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, RankState, observed
 
 Value = float | str
 

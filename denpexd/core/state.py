@@ -11,12 +11,10 @@ from typing import TypeVar, cast
 
 from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
-from denpexd.core.events import Exit, Frame, Frames, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Numbers
 from denpexd.core.pace import Slow, Tempo, slow_ranks
-
-__all__ = ["Answer", "Evidence", "JobState", "RankState", "observed"]
+from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
 
 T = TypeVar("T")
 
@@ -26,92 +24,6 @@ MAX_SIGNALS = 512
 MAX_GROUPS = 256  # process groups a rank may name
 MAX_TOLD = 64  # of one event
 MAX_ROUNDS = 64
-
-
-@dataclass(slots=True)
-class Seen:
-    """How often one signal held on one rank, with its first and last evidence."""
-
-    first: Evidence
-    last: Evidence
-    count: int = 1
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """The newest stack of one kind; `steady`: an equal one was seen at least five seconds earlier."""
-
-    frames: Frames
-    seq: int
-    since: float
-    steady: bool = False
-    hits: dict[str, Frame] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Collective:
-    """What is known about one process group on one rank."""
-
-    op: str = ""
-    seq: int | None = None
-    numel: int | None = None
-    shape: str | None = None
-    enqueued: int | None = None
-    completed: int | None = None
-    evidence: Evidence | None = None
-
-    @property
-    def kind(self) -> str:
-        """The operation; one element means a barrier or a scalar, which no gradient or batch is."""
-        return f"{self.op}/1" if self.op and self.numel == 1 else self.op
-
-    @property
-    def idle(self) -> bool:
-        """Nothing pending: the last enqueued collective has completed and no timeout was reported for one."""
-        return self.enqueued is not None and self.enqueued == self.completed and not self.op
-
-
-@dataclass(slots=True)
-class Exited:
-    """How the process ended, as one witness saw it. `forced`: its launcher had said that it would kill it."""
-
-    event: Exit
-    seq: int
-    forced: bool = False
-
-
-@dataclass(slots=True)
-class RaisedBy:
-    """An exception with the judgement whether it only reports somebody else's failure."""
-
-    event: Raised
-    seq: int
-    collateral: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What a witness said happened to the job: `silence` is how long nothing had moved then, `limit` what is usual."""
-
-    event: str
-    evidence: Evidence
-    node: str = ""
-    silence: float = 0.0
-    phase: str = "start"
-    usual: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """An attempt that failed, as its launcher saw it. `agent`: which launcher."""
-
-    t: float
-    rank: int
-    code: int
-    agent: str
-    pid: str
-    evidence: Evidence
 
 
 @dataclass(slots=True)

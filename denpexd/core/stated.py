@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from denpexd.core import cadence
+from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, Evidence, JobState, RankState
+from denpexd.core.state import Answer, JobState, RankState
 
 Said = tuple[str, Evidence]
 MAX_SETTINGS = 128  # a rank may tell of

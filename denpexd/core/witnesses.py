@@ -4,8 +4,10 @@ import re
 
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frames, Joined, Raised
+from denpexd.core.evidence import Evidence
+from denpexd.core.records import Exited, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import MAX_ROUNDS, Evidence, Exited, JobState, RaisedBy, RankState, Round, Snapshot
+from denpexd.core.state import MAX_ROUNDS, JobState, RankState
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")

@@ -9,11 +9,12 @@ from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
 from denpexd.core.devices import address, belongs, place
 from denpexd.core.events import UNKNOWN_RANK, Hit, Joined, Raised
+from denpexd.core.evidence import Evidence
 from denpexd.core.intake import Intake
 from denpexd.core.kernel import xid
 from denpexd.core.match import candidate
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import Evidence, JobState
+from denpexd.core.state import JobState
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 XID = Signal("kernel.nvidia_xid", "log", "said", role="kernel")

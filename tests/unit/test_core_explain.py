@@ -9,10 +9,11 @@ import jsonschema
 import pytest
 
 from denpexd.catalog.load import load
+from denpexd.core.evidence import Evidence
 from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, is_hang, missing, verdict
 from denpexd.core.incident import Incident
 from denpexd.core.match import Candidate
-from denpexd.core.state import Evidence, JobState
+from denpexd.core.state import JobState
 
 ROOT = Path(__file__).parents[2]
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)

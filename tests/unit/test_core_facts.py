@@ -10,10 +10,11 @@ from denpexd.catalog.load import load
 from denpexd.catalog.patterns import compile_pattern, full_match
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Frames, Hit, Raised
+from denpexd.core.evidence import Evidence
 from denpexd.core.facts import FACTS, holds
 from denpexd.core.intake import Intake
 from denpexd.core.rule import Matcher, Signal
-from denpexd.core.state import Evidence, JobState
+from denpexd.core.state import JobState
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 LIMITS = Limits()

@@ -10,12 +10,13 @@ from denpexd.catalog.load import load
 from denpexd.catalog.patterns import compile_pattern
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Hit
+from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
 from denpexd.core.intake import Intake
 from denpexd.core.numbers import BASE, MAX_SERIES, Layout, Numbers, Reader, Reading
 from denpexd.core.pace import PAST, RECENT, Tempo
 from denpexd.core.rule import Signal
-from denpexd.core.state import Evidence, JobState
+from denpexd.core.state import JobState
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 

@@ -3,16 +3,9 @@
 import pytest
 
 from denpexd.core.events import Exit, Frames
-from denpexd.core.state import (
-    MAX_SIGNALS,
-    Collective,
-    Evidence,
-    Exited,
-    JobState,
-    RaisedBy,
-    RankState,
-    Snapshot,
-)
+from denpexd.core.evidence import Evidence
+from denpexd.core.records import Collective, Exited, RaisedBy, Snapshot
+from denpexd.core.state import MAX_SIGNALS, JobState, RankState
 
 
 def evidence(t: float, seq: int, *, weight: str = "fatal", teller: int = -1) -> Evidence:
