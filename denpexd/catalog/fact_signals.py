@@ -184,10 +184,11 @@ class Spike(FactSignal):
 
 
 class Slow(FactSignal):
-    """The rank needs `factor` times as long as the others."""
+    """The rank needs `factor` times as long as the others, for so long."""
 
     fact: Literal["slow"]
     factor: Annotated[float, Field(ge=1.3)] | None = None
+    for_: Seconds | None = Field(None, alias="for")
 
 
 class Throughput(FactSignal):

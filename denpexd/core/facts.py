@@ -188,7 +188,7 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
         return [observed(rank, now, text, signal.means, kind="log")]
     if rank.step is None or rank.phase not in AFTER_LOOP or not rank.phase_evidence:
         return []
-    early = [s for s in others if s.phase not in AFTER_LOOP]
+    early = [s for s in others if s.phase not in AFTER_LOOP and not any(e.event.code == 0 for e in s.exits)]
     ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
     over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
     return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []

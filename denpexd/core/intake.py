@@ -241,7 +241,7 @@ class Intake(Witnesses):
         if state.moves and float("-inf") < state.moved_t < t:
             state.rhythm.moved(t - state.moved_t, was, steps)
             if steps > 0 and was in ("train", "start") and not history:
-                self.job.tempo.note(state.rank, t, t - state.moved_t, steps)
+                self.job.tempo.note(state.rank, t, t - state.moved_t, steps, state.numbers.size)
         state.moved_t, state.moved_seq, state.moves = t, self.job.seq, state.moves + 1
         if state.reported and t > state.reported.t + 2.0:
             state.reported = None

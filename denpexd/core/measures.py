@@ -105,12 +105,20 @@ def _quoting(e: Evidence, text: str, means: str) -> Evidence:
 
 
 def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
-    """It needs `factor` times as long as the others for its own part of a step, in each of its last reports."""
-    factor = float(signal.params.get("factor", 1.5))
+    """It needs `factor` times as long as the others for its own part of a step, in each of its last reports.
+
+    `for`: since so many seconds, or until the end of training and for half as long as it had kept up before.
+    """
+    factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 0.0))
     known = job.slow_ranks(now).get(rank.rank)
     if known is None or known[0] < factor:
         return []
     _, text, series = known
+    since = job.slow_since.get(rank.rank, now)
+    if series is not None and (rank.phase == "end" or rank.exits):
+        lasting = min(lasting, (since - series.since) / 2)
+    if rank.moved_t - since < lasting:
+        return []
     if series is None or series.evidence is None:
         return [observed(rank, now, text, signal.means, kind="log")]
     return [_quoting(series.evidence, f"{text}: {series.evidence.text}", signal.means)]

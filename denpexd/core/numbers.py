@@ -19,6 +19,7 @@ BASE = 64  # readings of a usual level
 LEVEL_FROM = 8  # readings that make a level
 _UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0}
 _ASIDE = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|dev|best|lowest|min)\b")
+_SIDE = re.compile(r"resolution|image|img|crop")  # the side of a square
 _DIGITS = str.maketrans("", "", ",_")
 
 Place = tuple[str | None, int | None]
@@ -54,11 +55,14 @@ class Series:
     base: deque[float] | None = None
     start: float = 0.0  # the first level: the mean of the first three readings
     count: int = 0
+    since: float = 0.0  # the first reading
     above: Raised | None = None
 
     def add(self, reading: Reading, evidence: Evidence) -> None:
         self.newest.append(reading)
         self.evidence = evidence
+        if self.count == 0:
+            self.since = reading.t
         if self.count < 3:
             self.start = (self.start * self.count + reading.value) / (self.count + 1)
         self.count += 1
@@ -103,6 +107,16 @@ class Numbers:
     step: int | None = None
     line: tuple[str, int] | None = None  # the last line that was read
     layout: "Layout" = field(default_factory=lambda: Layout())
+
+    @property
+    def size(self) -> float:
+        """How many times as large a step is as the first ones were, by the sizes that are printed with it."""
+        size = 1.0
+        for (quantity, name), series in self.series.items():
+            if quantity == "size" and series.start > 0 and series.newest[-1].value > 0:
+                grown = series.newest[-1].value / series.start
+                size *= grown * grown if _SIDE.search(name) else grown
+        return size
 
     def place(self, place: Place) -> None:
         """Learn how many steps lie between two lines."""

@@ -1,7 +1,7 @@
 """How fast the job runs, and which rank runs slower than the others."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
@@ -30,10 +30,19 @@ class Span:
     end: float
     seconds: float
     steps: float
+    work: float = 0.0  # the steps, each by the size that was printed with it
 
     @property
     def pace(self) -> float:
         return self.seconds / self.steps
+
+    @property
+    def effort(self) -> float:
+        """Seconds for the same amount of work."""
+        return self.seconds / (self.work or self.steps)
+
+    def __add__(self, later: "Span") -> "Span":
+        return Span(later.end, self.seconds + later.seconds, self.steps + later.steps, self.work + later.work)
 
 
 @dataclass(slots=True)
@@ -46,15 +55,14 @@ class Tempo:
     past: list[Span] = field(default_factory=list)
     open: Span | None = None
 
-    def note(self, rank: int, t: float, gap: float, steps: int) -> None:
-        """`steps` steps of training took `gap` seconds until `t`."""
+    def note(self, rank: int, t: float, gap: float, steps: int, size: float = 1.0) -> None:
+        """`steps` steps of training, each `size` times as large as the first, took `gap` seconds until `t`."""
         if rank != self.rank:
             if self.rank is not None and t - self.last_t < 60.0 + 10 * (self.pace or 0.0):
                 return  # another rank is the witness
             self.rank = rank
         self.last_t = t
-        span = self.open or Span(t, 0.0, 0.0)
-        span.end, span.seconds, span.steps = t, span.seconds + gap, span.steps + steps
+        span = (self.open or Span(t, 0.0, 0.0)) + Span(t, gap, steps, steps * size)
         self.open = span
         if span.seconds >= BUCKET:
             self.open = None
@@ -66,7 +74,7 @@ class Tempo:
             self.past.append(self.recent.popleft())
         if len(self.past) > PAST:
             pairs = zip(self.past[::2], self.past[1::2], strict=False)
-            self.past = [Span(b.end, a.seconds + b.seconds, a.steps + b.steps) for a, b in pairs]
+            self.past = [a + b for a, b in pairs]
 
     @property
     def pace(self) -> float | None:
@@ -75,7 +83,10 @@ class Tempo:
         return median(s.pace for s in spans) if spans else None
 
     def slower(self, factor: float, lasting: float) -> tuple[float, float] | None:
-        """(usual, now) seconds of a step if steps have taken `factor` times as long for `lasting` seconds."""
+        """(usual, now) seconds of a step if steps have taken `factor` times as long for `lasting` seconds.
+
+        Longer sequences or larger batches make longer steps: the same work must take longer too.
+        """
         if not self.recent:
             return None
         since = self.recent[-1].end - lasting
@@ -86,18 +97,20 @@ class Tempo:
         usual = _middle(before)
         if sorted(s.pace for s in now)[len(now) // 4] < factor * usual:
             return None
+        if sorted(s.effort for s in now)[len(now) // 4] < factor * _middle(before, lambda s: s.effort):
+            return None
         return usual, _middle(now)
 
 
-def _middle(spans: Sequence[Span]) -> float:
+def _middle(spans: Sequence[Span], pace: Callable[[Span], float] = lambda s: s.pace) -> float:
     """The pace at which half of the time passed."""
     half, passed = sum(s.seconds for s in spans) / 2, 0.0
-    ordered = sorted(spans, key=lambda s: s.pace)
+    ordered = sorted(spans, key=pace)
     for span in ordered:
         passed += span.seconds
         if passed >= half:
-            return span.pace
-    return ordered[-1].pace
+            return pace(span)
+    return pace(ordered[-1])
 
 
 Slow = dict[int, tuple[float, str, Series | None]]

@@ -12,8 +12,8 @@ from typing import TypeVar, cast
 from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
 from denpexd.core.evidence import Evidence
-from denpexd.core.numbers import Numbers
-from denpexd.core.pace import Slow, Tempo, slow_ranks
+from denpexd.core.numbers import Numbers, Series
+from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
 from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
 
 T = TypeVar("T")
@@ -148,6 +148,7 @@ class JobState:
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
     slow_known: tuple[int, float, Slow] | None = None
+    slow_since: dict[int, float] = field(default_factory=dict)  # by rank, without a break
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 
@@ -162,7 +163,14 @@ class JobState:
         known = self.slow_known
         if known is None or (known[0] != self.numbers_seq and now >= known[1] + 1.0):
             known = self.slow_known = self.numbers_seq, now, slow_ranks(self)
+            self.slow_since = {
+                rank: self.slow_since.get(rank, self._slow_from(known[2][rank][2], rank)) for rank in known[2]
+            }
         return known[2]
+
+    def _slow_from(self, series: Series | None, rank: int) -> float:
+        """When the first of the reports was made that show a rank to be slow; else its last step."""
+        return list(series.newest)[-REPORTS:][0].t if series else self.ranks[rank].moved_t
 
     @property
     def universe(self) -> list[int]:

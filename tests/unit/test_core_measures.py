@@ -193,6 +193,16 @@ def test_a_rank_that_is_slow_once_in_a_while_is_not(log: Log) -> None:
             assert log.who(SLOW) == []
 
 
+def test_a_rank_is_slow_for_minutes_or_until_the_end() -> None:
+    lasting, log = fact("slow", factor=1.5, **{"for": 60.0}), Log()
+    for step in range(1, 101):
+        for rank in range(4):
+            own = 950 if rank == 3 and step > 30 else 400
+            log.say(float(step), rank, step, f"took 1000ms computed {own}ms")
+        assert log.who(lasting, now=float(step)) == ([3] if step >= 91 else [])
+        assert log.who(SLOW, now=float(step)) == ([3] if step >= 33 else [])
+
+
 def test_a_rank_does_not_stand_out_of_wide_scatter(log: Log) -> None:
     for step in range(1, 9):
         for rank in range(4):
@@ -248,6 +258,16 @@ def test_longer_steps_that_get_the_same_done_are_fine(log: Log) -> None:
     t, step = run(log, [1.0] * 60, "speed 1000")
     run(log, [3.0] * 10, "speed 990", t=t, step=step)
     assert log.who(signal) == []
+    assert log.who(THROUGHPUT) == [0, 1]
+
+
+def test_longer_steps_of_larger_work_are_no_loss(log: Log) -> None:
+    t, step = run(log, [1.0] * 60, "length 512")
+    run(log, [3.0] * 10, "length 2048", t=t, step=step)
+    assert log.who(THROUGHPUT) == []
+    log = Log()
+    t, step = run(log, [1.0] * 60, "length 512")
+    run(log, [3.0] * 10, "length 640", t=t, step=step)
     assert log.who(THROUGHPUT) == [0, 1]
 
 
