@@ -10,7 +10,7 @@ from denpexd.catalog.patterns import compile_pattern, full_match
 from denpexd.catalog.signals import SHARED_KEYS, FrameSignal, LogSignal, UseSignal
 from denpexd.catalog.signals import Signal as Written
 from denpexd.catalog.validation import nearest
-from denpexd.core.rule import Correlation, Entry, Example, Role, Rule, Signal, Step
+from denpexd.core.rule import Correlation, Entry, Example, Matcher, Role, Rule, Signal, Step
 from denpexd.errors import RuleError
 
 BUILT_IN_ROLES = ("initiating", "collateral", "unheard")
@@ -59,7 +59,13 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *,
         event=written.event,
         lasting=lasting,
         params={"of": written.of} if isinstance(written, LogSignal) and written.of else {},
+        param_matchers=_outside(written),
     )
+
+
+def _outside(written: LogSignal | FrameSignal) -> dict[str, Matcher]:
+    given = written.outside if isinstance(written, FrameSignal) else None
+    return {"outside": compile_pattern(given)} if given else {}
 
 
 class RuleBuilder:

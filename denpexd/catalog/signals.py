@@ -38,6 +38,7 @@ class FrameSignal(AnySignal):
 
     frame: Re2
     except_: Re2 | None = Field(None, alias="except")
+    outside: Re2 | None = None
 
 
 class UseSignal(Model):

@@ -3,7 +3,7 @@
 import re
 
 from denpexd.core.counters import MAX_RANKS, counter
-from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frames, Joined, Raised
+from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.records import Exited, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
@@ -67,7 +67,8 @@ class Witnesses:
             since = before.since
         hits = {}
         for signal in self.frame_signals:
-            frame = next((f for f in event.frames if _frame_fits(signal, f.canonical, f.qualified)), None)
+            looked = _callers(signal, event.frames)
+            frame = next((f for f in looked if _frame_fits(signal, f.canonical, f.qualified)), None)
             if frame is not None:
                 hits[signal.id] = frame
         steady = event.t - since >= STEADY - 0.5
@@ -162,6 +163,15 @@ def _failed_ranks(event: Raised) -> set[int]:
 
 def _same(a: Frames, b: Frames) -> bool:
     return [(f.function, f.path, f.line) for f in a.frames] == [(f.function, f.path, f.line) for f in b.frames]
+
+
+def _callers(signal: Signal, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """The frames that count: with `outside`, only those that lead to the outermost frame which fits it."""
+    matcher = signal.param_matchers.get("outside")
+    if matcher is None:
+        return frames
+    inner = max((i for i, f in enumerate(frames) if matcher.search(f.canonical)), default=-1)
+    return frames[inner + 1 :]
 
 
 def _frame_fits(signal: Signal, canonical: str, qualified: str) -> bool:

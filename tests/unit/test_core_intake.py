@@ -1,5 +1,6 @@
 """What each kind of event changes in the memory of the job; nothing is judged here."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -317,6 +318,24 @@ def test_frames_are_matched_with_and_without_their_class(memory: Memory) -> None
     memory.at(1.0, stack(0, "Layer.exchange layer.py"), stack(1, "my_exchange layer.py"))
     assert set(memory.rank(0).snapshots["py-spy"].hits) == {"line.exchanging"}
     assert memory.rank(1).snapshots["py-spy"].hits == {}
+
+
+@pytest.mark.parametrize(
+    ("frames", "counts"),
+    [
+        (("Layer.exchange layer.py", "next loader.py", "main train.py"), False),
+        (("read file.py", "next loader.py", "exchange layer.py"), True),
+        (("exchange layer.py", "main train.py"), True),
+    ],
+    ids=["called by it", "calls it", "not there"],
+)
+def test_frames_that_a_frame_outside_calls_do_not_count(memory: Memory, frames: tuple[str, ...], counts: bool) -> None:
+    witnesses = memory.intake
+    witnesses.frame_signals = [
+        replace(s, param_matchers={"outside": re.compile("^next ")}) for s in witnesses.frame_signals
+    ]
+    memory.at(1.0, stack(0, *frames))
+    assert ("line.exchanging" in memory.rank().snapshots["py-spy"].hits) is counts
 
 
 def test_looks_and_dumps_are_kept_apart(memory: Memory) -> None:
