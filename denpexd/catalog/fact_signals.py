@@ -125,14 +125,14 @@ class Mismatch(FactSignal):
     """The rank differs from the others of its process group."""
 
     fact: Literal["mismatch"]
-    what: Literal["op", "seq", "numel", "shape", "call"] | None = None
+    what: Literal["op", "seq", "numel", "shape", "call"]
 
 
 class Differs(FactSignal):
     """Ranks of the same process group stand in different collectives, or in the same kind with different sizes."""
 
     fact: Literal["differs"]
-    what: Literal["op", "numel", "shape", "call"] | None = None
+    what: Literal["op", "numel", "shape", "call"]
 
 
 class OddStack(FactSignal):

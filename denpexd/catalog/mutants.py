@@ -17,7 +17,7 @@ EASIER |= dict.fromkeys(("any", "rest", "none", "somewhere", "few"), "maybe")
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
 _NAMED = ("metric_spread", "overlong", "phase", "phase_alone", "stated_odd", "stated_differs", "stated_same")
-REQUIRED = dict.fromkeys(_NAMED, ("name",))
+REQUIRED = dict.fromkeys(_NAMED, ("name",)) | dict.fromkeys(("mismatch", "differs"), ("what",))
 """Parameters without which a fact says nothing."""
 
 
@@ -77,10 +77,18 @@ def _of_role(rule: Rule, want: Correlation, where: str, role: Role) -> Iterator[
         mutated = _with_role(rule, want, where, other)
         quoted = where == "confirm" or not looser
         yield Mutant(f"{lead}: {clause}", (*trail, *part), mutated, looser, held=frozenset(held), quoted=quoted)
-    if role.ranks in EASIER and (conditions or role.ranks != "rest"):
+    if role.ranks in EASIER and (conditions or role.ranks != "rest") and not _speaks_alone(want, role):
         easier = EASIER[role.ranks]
         mutated = _with_role(rule, want, where, replace(role, ranks=easier))
         yield Mutant(f"{lead}: ranks {role.ranks} instead of {easier}", (*trail, "ranks"), mutated, looser=True)
+
+
+def _speaks_alone(want: Correlation, role: Role) -> bool:
+    """Whether a role of any size is the only one that can show anything: a rule without evidence never holds, so its
+    ranks are there whatever is said of their number.
+    """
+    others = [one for one in (*want.roles, *want.confirm) if one is not role]
+    return role.ranks == "any" and not any(one.any_of or one.all_of for one in others)
 
 
 def _members(role: Role) -> Iterator[tuple[Trail, str, Role, bool, tuple[str, ...]]]:

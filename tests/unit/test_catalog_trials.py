@@ -10,6 +10,7 @@ from denpexd.catalog.load import Loaded, load, read_folders, shipped_rules
 from denpexd.catalog.mutants import mutants
 from denpexd.catalog.report import CheckReport, as_json, check, table
 from denpexd.catalog.trials import Prover, Trial
+from denpexd.core.rule import Correlation, Role, Rule, Signal
 from denpexd.replay import Replayer
 from denpexd.scan.re2_engine import Re2Engine
 
@@ -142,6 +143,27 @@ def test_every_clause_of_a_correlation_is_tried() -> None:
     ]
     assert "hold 60 s" in tried["parked"]
     assert tried["any-error"] == ["signal error", "signal code", "signal code: failed"]
+
+
+def correlated(*roles: Role, confirm: tuple[Role, ...] = ()) -> Rule:
+    entry = load([TINY], strict=False)[0].rules["lonely-eval"].entry
+    return Rule("made", entry, {}, Correlation(roles=roles, confirm=confirm))
+
+
+def test_the_only_role_that_can_show_anything_is_not_tried_without_ranks() -> None:
+    shows, rest = Role("shows", "any", any_of=(("made.a",),)), Role("others", "rest", none_of=("made.b",))
+    size = "shows: ranks any instead of maybe"
+    assert size not in [mutant.clause for mutant in mutants(correlated(shows, rest))]
+    assert size in [mutant.clause for mutant in mutants(correlated(shows, Role("more", "maybe", all_of=("made.c",))))]
+    sure = Role("sure", "any", any_of=(("made.c",),))
+    assert size in [mutant.clause for mutant in mutants(correlated(shows, rest, confirm=(sure,)))]
+
+
+def test_what_is_compared_belongs_to_the_fact() -> None:
+    signal = Signal("made.a", "fact", "x", fact="differs", params={"what": "numel"})
+    rule = correlated(Role("shows", "any", any_of=(("made.a",),)))
+    rule = Rule("made", rule.entry, {"a": signal}, rule.correlation)
+    assert [mutant.clause for mutant in mutants(rule)] == ["shows: any_of a"]
 
 
 def test_another_rule_that_explains_an_example_must_be_declared(tmp_path: Path) -> None:
