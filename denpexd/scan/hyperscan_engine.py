@@ -10,14 +10,19 @@ import threading
 from collections.abc import Sequence
 
 import hyperscan
+import re2
 
 from denpexd.scan.engine import every_segment
-from denpexd.scan.loosen import from_literal, longest_literal, loosen, samples
+from denpexd.scan.loosen import from_literal, longest_literal, loosen, samples, trimmed
+from denpexd.scan.syntax import Node
 from denpexd.scan.re2_engine import Re2Engine
 
 log = logging.getLogger(__name__)
 
 _SAMPLES = 8
+_OPTIONS = re2.Options()
+_OPTIONS.encoding = re2.Options.Encoding.LATIN1
+_OPTIONS.log_errors = False
 _LARGE_BLOCK = 64  # smaller blocks take another path through hyperscan
 
 
@@ -27,17 +32,18 @@ class HyperscanEngine:
     name = "hyperscan"
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._everywhere = [index for index, pattern in enumerate(patterns) if loosen(pattern) is None]
-        prefilters = {index: form for index, pattern in enumerate(patterns) if (form := from_literal(pattern))}
+        trees = [trimmed(pattern) for pattern in patterns]
+        prefilters = {index: form for index, tree in enumerate(trees) if (form := from_literal(tree))}
+        self._everywhere = [index for index in range(len(trees)) if index not in prefilters]
         self._local = threading.local()
         self._database: hyperscan.Database | None = None
         beside: list[int] = []
         while prefilters:
             self._database, refused = _compile(prefilters)
             self._local = threading.local()
-            missed = self._missed(patterns, prefilters)
+            missed = self._missed(trees, prefilters)
             for index in missed:
-                simpler = longest_literal(patterns[index])
+                simpler = longest_literal(trees[index])
                 if simpler is None or simpler == prefilters[index]:
                     refused.append(index)
                 else:
@@ -77,21 +83,21 @@ class HyperscanEngine:
             scratch = self._local.scratch = hyperscan.Scratch(self._database)
         return scratch
 
-    def _missed(self, patterns: Sequence[str], prefilters: dict[int, bytes]) -> list[int]:
+    def _missed(self, trees: Sequence[Node], prefilters: dict[int, bytes]) -> list[int]:
         """Patterns that this database does not find in texts made from them (see loosen.from_literal for why)."""
         missed = []
         for index in prefilters:
-            for sample in samples(patterns[index], _SAMPLES, seed=index):
+            for sample in samples(trees[index], _SAMPLES, seed=index):
                 line = b" " * _LARGE_BLOCK + sample + b" " * _LARGE_BLOCK
-                if all(found != index for _, found in self._scan(line)) and _accepts(patterns[index], line):
+                if all(found != index for _, found in self._scan(line)) and _accepts(trees[index], line):
                     missed.append(index)
                     break
         return missed
 
 
-def _accepts(pattern: str, line: bytes) -> bool:
+def _accepts(tree: Node, line: bytes) -> bool:
     """Whether the pattern really matches: a sample may break a word boundary."""
-    return bool(Re2Engine([pattern]).scan(line))
+    return re2.search(loosen(tree) or b"", line, _OPTIONS) is not None
 
 
 def _compile(prefilters: dict[int, bytes]) -> tuple[hyperscan.Database | None, list[int]]:

@@ -15,39 +15,40 @@ _BREAKS = frozenset(b"\r\n")
 _EMPTY = Sequence(())
 _BYTES_PER_CHARACTER = 4
 _LONGEST_REPEAT = 32  # a longer one becomes unbounded: one state instead of many, at a few more false candidates
-_STRONG = 4
+_LITERAL = 4  # bytes that a literal needs to stand for a pattern alone
+_RARE = 6  # bytes from which on a literal is so rare in logs that a longer one makes nothing faster
 
 
-def loosen(pattern: str) -> bytes | None:
-    """The prefilter of a valid RE2 pattern, in syntax common to hyperscan and RE2; None: every line may match."""
-    tree = _trimmed(pattern)
+def trimmed(pattern: str) -> Node:
+    """The tree of a valid RE2 pattern without the repeats at its ends: what the functions below work on."""
+    return _trim(_trim(parse(pattern), last=True), last=False)
+
+
+def loosen(tree: Node) -> bytes | None:
+    """The prefilter, in syntax common to hyperscan and RE2; None: every line may match."""
     return None if _may_be_empty(tree) else _emit(tree)
 
 
-def from_literal(pattern: str) -> bytes | None:
-    """As loosen, but each alternative starts at its first literal of four bytes or more, where it has one.
+def from_literal(tree: Node) -> bytes | None:
+    """As loosen, but each alternative starts at its first rare literal, or else at its longest.
 
+    A literal that ordinary lines are full of ("step", "atal" in "dataloader") costs time at each of them. And
     hyperscan 5.4.12 loses matches of patterns that begin with the same small automaton: of `\\[\\d+\\] is setting up`
     and `\\[\\d+\\]: params\\[` in one database the second never finds "[1]: params[".
     """
-    tree = _from_strong(_trimmed(pattern))
-    return None if _may_be_empty(tree) else _emit(tree)
+    return None if _may_be_empty(tree) else _emit(_from_rare(tree))
 
 
-def longest_literal(pattern: str) -> bytes | None:
+def longest_literal(tree: Node) -> bytes | None:
     """The longest literal that every match holds; None where there is none of four bytes."""
-    found = _longest(_trimmed(pattern))
-    return _emit(found) if found is not None and len(found.text) >= _STRONG else None
+    found = _longest(tree)
+    return _emit(found) if found is not None and len(found.text) >= _LITERAL else None
 
 
-def samples(pattern: str, count: int, seed: int) -> list[bytes]:
+def samples(tree: Node, count: int, seed: int) -> list[bytes]:
     """Byte strings that the loosened pattern accepts: one with as few repeats as possible, the others at random."""
-    tree, chance = _trimmed(pattern), random.Random(seed)  # noqa: S311 - test data, not secrets
+    chance = random.Random(seed)  # noqa: S311 - test data, not secrets
     return [_sample(tree, chance, 0 if number == 0 else 4) for number in range(count)]
-
-
-def _trimmed(pattern: str) -> Node:
-    return _trim(_trim(parse(pattern), last=True), last=False)
 
 
 def _may_be_empty(node: Node) -> bool:
@@ -86,17 +87,29 @@ def _trim(node: Node, last: bool) -> Node:
             return node
 
 
-def _from_strong(node: Node) -> Node:
+def _from_rare(node: Node) -> Node:
     match node:
         case Choice(nodes):
-            return Choice(tuple(map(_from_strong, nodes)))
-        case Sequence(nodes):
-            for at, part in enumerate(nodes):
-                if isinstance(part, Literal) and len(part.text) >= _STRONG:
-                    return Sequence(nodes[at:])
-                if isinstance(part, Choice) and all(_longest(each) is not None for each in part.nodes):
-                    return Sequence((_from_strong(part), *nodes[at + 1 :]))
+            return Choice(tuple(map(_from_rare, nodes)))
+        case Sequence(nodes) if nodes:
+            rarity = [min(_least(part), _RARE) for part in nodes]
+            at = rarity.index(max(rarity))
+            return Sequence((_from_rare(nodes[at]), *nodes[at + 1 :])) if rarity[at] else node
     return node
+
+
+def _least(node: Node) -> int:
+    """Length of the shortest literal that a match may have to offer; 0: of some match none is known."""
+    match node:
+        case Literal(text):
+            return len(text)
+        case Choice(nodes):
+            return min(map(_least, nodes))
+        case Sequence(nodes):
+            return max(map(_least, nodes), default=0)
+        case Repeat(inner, low):
+            return _least(inner) if low else 0
+    return 0
 
 
 def _longest(node: Node) -> Literal | None:

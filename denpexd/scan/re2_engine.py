@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import re2
 
 from denpexd.scan.engine import every_segment
-from denpexd.scan.loosen import loosen
+from denpexd.scan.loosen import loosen, trimmed
 
 _MEMORY = 256 << 20  # the alternation of some hundred patterns needs a large automaton; too little makes RE2 crawl
 
@@ -27,7 +27,7 @@ class Re2Engine:
         self._indexes: list[int] = []
         prefilters: list[bytes] = []
         for index, pattern in enumerate(patterns):
-            prefilter = loosen(pattern)
+            prefilter = loosen(trimmed(pattern))
             if prefilter is None:
                 self._everywhere.append(index)
             else:

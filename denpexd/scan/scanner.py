@@ -129,11 +129,14 @@ def _only_latest(signal: Signal) -> bool:
 def _last_segments(data: bytes, candidates: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """For each id the candidates in its last segments: only the latest counts, some may turn out false."""
     kept: list[tuple[int, int]] = []
-    segments: dict[int, set[int]] = {}
+    told: dict[int, int] = {}
+    start, here = len(data), set[int]()
     for position, number in sorted(candidates, reverse=True):
-        seen, start = segments.setdefault(number, set()), _segment_start(data, position)
-        if start not in seen and len(seen) < _LAST_SEGMENTS:
-            seen.add(start)
+        if position < start:
+            start, here = _segment_start(data, position), set()
+        if number not in here and told.get(number, 0) < _LAST_SEGMENTS:
+            here.add(number)
+            told[number] = told.get(number, 0) + 1
             kept.append((position, number))
     return kept
 
