@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def our_seconds(path: Path, signals: list[Signal], engine: EngineFactory) -> tup
     with path.open("rb", buffering=0) as file:
         before, offset = _cpu(resource.RUSAGE_SELF), 0
         while data := file.read(CHUNK):
-            events = stream.feed(offset / 1e6, offset, data)
+            events = stream.feed(time.monotonic(), offset, data)
             hits.update(event.offset for event in events if isinstance(event, Hit))
             offset += len(data)
         return _cpu(resource.RUSAGE_SELF) - before, len(hits)

@@ -14,8 +14,8 @@ import re2
 
 from denpexd.scan.engine import every_segment
 from denpexd.scan.loosen import from_literal, longest_literal, loosen, samples, trimmed
-from denpexd.scan.syntax import Node
 from denpexd.scan.re2_engine import Re2Engine
+from denpexd.scan.syntax import Node
 
 log = logging.getLogger(__name__)
 

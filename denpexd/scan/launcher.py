@@ -36,7 +36,7 @@ PATTERNS = {
 }
 SUMMARY = r"^(?:Failures:|Root Cause \(first observed failure\):)\s*$"
 
-_OWN_LINE = re2.compile(
+OWN_LINE = re2.compile(
     r"^(?:[IWEF]\d{3,4} [\d:.]+ \d+ |\[[\d: ,-]+\] |(?:INFO|WARNING|ERROR):)"
     r"torch[./]distributed[./](?:elastic|run|launch)"
     r"|^(?:srun|slurmstepd[\w.-]*|mpirun|prterun|mpiexec|orterun): |^(?:mpirun|prterun) (?:noticed|detected)"
@@ -68,7 +68,7 @@ _MOST_SUMMARY_LINES = 100_000  # ten thousand ranks may have an entry each
 
 def is_launcher_line(text: str) -> bool:
     """Whether a launcher or scheduler printed the line, not the rank in whose stream it stands."""
-    return _OWN_LINE.search(text) is not None
+    return OWN_LINE.search(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ _GAVE_UP = re2.compile(
     r"(?i)giv(?:ing|en|e) up|gave up|exhausted|no more retr|exceeded|(?:retry|retries|retrying) failed|after \d+ retr"
     r"|(?:not|cannot|can't|without|never|no) (?:be )?(?:retry|retried|retrying|recovered|ignored|skipped|handled)"
 )
+HANDLED = (_DEALT_WITH.pattern, _LEVEL.pattern)  # what is_handled looks for
 _NEW_START = re2.compile(
     r"^\[?\d{4}-\d\d-\d\d[ T_]\d|^\[?\d\d/\d\d[ /]|^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b"
     r"|^\[?[IWEF]\d{3,4} \d\d:|^\[[IWEF] [\w./]+:\d+\]|^={5,}|^-{5,}|\d%\||^\{[\"']|^(?:level|ts|time)="

@@ -14,7 +14,7 @@ from denpexd.scan.syntax import WORD, Boundary, Choice, Class, Literal, Node, Re
 _BREAKS = frozenset(b"\r\n")
 _EMPTY = Sequence(())
 _BYTES_PER_CHARACTER = 4
-_LONGEST_REPEAT = 32  # a longer one becomes unbounded: one state instead of many, at a few more false candidates
+_LONGEST_REPEAT = 8  # a longer one becomes unbounded: one state instead of many, at a few more false candidates
 _LITERAL = 4  # bytes that a literal needs to stand for a pattern alone
 _RARE = 6  # bytes from which on a literal is so rare in logs that a longer one makes nothing faster
 
@@ -73,7 +73,8 @@ def _trim(node: Node, last: bool) -> Node:
         case Repeat(inner, low):
             return _EMPTY if low == 0 else _trim(inner, last) if low == 1 else Repeat(inner, low, low)
         case Choice(nodes):
-            return Choice(tuple(_trim(part, last) for part in nodes))
+            parts = tuple(_trim(part, last) for part in nodes)
+            return _EMPTY if _EMPTY in parts else Choice(parts)
         case Sequence(nodes):
             rest = list(nodes)
             while rest:
@@ -94,7 +95,8 @@ def _from_rare(node: Node) -> Node:
         case Sequence(nodes) if nodes:
             rarity = [min(_least(part), _RARE) for part in nodes]
             at = rarity.index(max(rarity))
-            return Sequence((_from_rare(nodes[at]), *nodes[at + 1 :])) if rarity[at] else node
+            edge = nodes[at - 1 : at] if at and isinstance(nodes[at - 1], Boundary) else ()
+            return Sequence((*edge, _from_rare(nodes[at]), *nodes[at + 1 :])) if rarity[at] else node
     return node
 
 

@@ -51,7 +51,9 @@ _IN_TEXT = tuple(
 _GROUP_RANK = re2.compile(r"\bPG (?:ID|GUID)\b")  # ranks in such lines count inside a process group
 _MOST_PIDS = 100_000
 _MOST_NAMES = 8
-_SAMPLE = 1024
+_SAMPLE = 1024  # bytes at the start of a chunk ...
+_FEW = 4  # ... and lines of them, once
+_KNOWN = 50  # so many have been seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class PrefixReader:
 
     def sample(self, data: bytes) -> None:
         """Learn from the first lines of a chunk whether srun or some wrapper labels this stream."""
-        for line in data[:_SAMPLE].split(b"\n")[:-1]:
+        most = _FEW if self._labelled + self._unlabelled > _KNOWN else -1
+        for line in data[:_SAMPLE].split(b"\n", most)[:-1]:
             if line[:1] in b" 0123456789" and _LABEL.search(line) is not None:
                 self._labelled += 1
             elif line.strip() and not line.startswith((b"srun", b"slurm", b"sbatch")):

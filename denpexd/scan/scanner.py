@@ -1,17 +1,18 @@
 """Signals and built-in patterns compiled for scanning: two databases, one for all bytes, one for progress."""
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
 
 import re2
 
 from denpexd.core.rule import Signal
-from denpexd.scan import bare, blocks
+from denpexd.scan import bare, blocks, launcher, lines
 from denpexd.scan.engine import Engine, EngineFactory
 from denpexd.scan.launcher import PATTERNS, SUMMARY
 from denpexd.scan.lines import segment_end
 
-_TAIL = 4 << 10  # progress of a one-rank stream is looked for in the last bytes of a chunk ...
+_TAIL = 2 << 10  # progress of a one-rank stream is looked for in the last bytes of a chunk ...
 _WIDER_TAIL = 16 << 10  # ... and, if there is none, in these
 _LAST_SEGMENTS = 2
 
@@ -24,6 +25,8 @@ _BUILT_IN = PATTERNS | {
 }
 _NAMES = tuple(_BUILT_IN)
 _MATCHERS = {name: re2.compile(pattern) for name, pattern in _BUILT_IN.items()}
+
+_CAPTURE = re.compile(r"\(\?P?<\w+>")  # two patterns may use the same name
 
 Named = tuple[int, int, tuple[int, ...]]
 """A segment that may match something: start, end, ids."""
@@ -45,7 +48,8 @@ class Scanner:
         ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
         self._handled = [signal for signal in logs if signal.role == "handled"]
-        self._may_handle = re2.compile("|".join(f"(?:{signal.pattern})" for signal in self._handled) or r"[^\s\S]")
+        remarks = [launcher.OWN_LINE.pattern, *lines.HANDLED, *(signal.pattern or "" for signal in self._handled)]
+        self._remark = re2.compile("|".join(f"(?:{_CAPTURE.sub('(?:', pattern)})" for pattern in remarks))
         self._progress = tuple(signal for signal in logs if _only_latest(signal))
         self._first_built_in = len(self._signals)
         self._first_progress = len(self._signals) + len(_NAMES)
@@ -75,9 +79,16 @@ class Scanner:
             return self._progress[number - self._first_progress]
         return self._signals[number] if number < self._first_built_in else None
 
+    def remarks(self, text: str) -> bool:
+        """Whether the line may say that a launcher printed it or that the program dealt with what it tells.
+
+        One look instead of a handful; most lines say neither.
+        """
+        return self._remark.search(text) is not None
+
     def handles(self, text: str) -> bool:
         """Whether a signal of the catalogue says that the program dealt with what this line tells."""
-        return self._may_handle.search(text) is not None and any(
+        return any(
             s.matcher is not None and s.matcher.search(text) and not (s.exclude and s.exclude.search(text))
             for s in self._handled
         )

@@ -22,6 +22,7 @@ _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
 _BACK = 2 << 10
 _REPEATS = 4
+_SECOND = 1.0
 _PARTIAL_IDLE = 1.0
 _RAY_SYSTEM = ("raylet", "gcs_server", "autoscaler")
 
@@ -60,9 +61,12 @@ class Stream:
         self._back = b""
         self._t, self._fed, self._history, self._at = 0.0, 0.0, False, 0
         self._out: list[tuple[int, Event]] = []
+        self._candidates: list[tuple[Signal, Line, dict[str, dict[str, str]], int]] = []  # of progress, with offset
         self._latest: dict[tuple[int, str], Hit] = {}
         self._counts: dict[str, int] = {}
         self._heard: dict[int, int] = {}
+        self._repeated: dict[int, int] = {}  # by id, since ...
+        self._repeated_since = float("-inf")
 
     @property
     def interleaved(self) -> bool:
@@ -73,7 +77,7 @@ class Stream:
 
     def use(self, scanner: Scanner) -> None:
         """Look for other signals from the next chunk on."""
-        self._scanner = scanner
+        self._scanner, self._repeated = scanner, {}
 
     def belongs_to(self, rank: int) -> None:
         """Whose file it is was learned later; what has begun already, a line or a traceback, goes on."""
@@ -138,7 +142,7 @@ class Stream:
         data = chunk.data
         self._prefixes.sample(data)
         named = self._scanner.named(data, whole=self.interleaved)
-        named = named if self.interleaved or len(named) <= _REPEATS else self._without_repeats(named)
+        named = named if self.interleaved else self._without_repeats(named)
         heads = {0: self._head} if self._in_line else {}
         seen, taken, self._seen, self._taken = self._seen, self._taken, {}, 0
         position = at = 0
@@ -158,12 +162,23 @@ class Stream:
                 carried = start == 0
                 self._segment(chunk, start, end, ids, head, seen if carried else {}, taken=taken if carried else 0)
             position = end + (2 if data[end : end + 2] == b"\r\n" else 1)
+        self._match_progress()
         self._remember(data, heads)
 
+    def _match_progress(self) -> None:
+        """Of each rank only the latest counts, so the last candidates are asked first and the others not at all."""
+        for signal, line, seen, at in reversed(self._candidates):
+            if (line.rank, signal.id) not in self._latest:
+                self._at = at
+                self._match(signal, line, seen, latest=True, partial=False)
+        self._candidates = []
+
     def _without_repeats(self, named: list[Named]) -> list[Named]:
-        """Of a text that one rank repeats in a read only some first ones and the last one are looked at."""
+        """Of a text that one rank repeats only some first ones in a second and the last in a read are looked at."""
         last = {number: place for place, (_, _, ids) in enumerate(named) for number in ids}
-        told: dict[int, int] = {}
+        if not 0.0 <= self._t - self._repeated_since < _SECOND:
+            self._repeated, self._repeated_since = {}, self._t
+        told = self._repeated
         kept: list[Named] = []
         for place, (start, end, ids) in enumerate(named):
             for number in ids:
@@ -239,8 +254,13 @@ class Stream:
         for line in [each for each, quoted in zip(lines, code, strict=True) if not quoted] if not taken else lines:
             self._heard[line.rank] = self._heard.get(line.rank, 0) + len(line.text)
             for number in ids:
-                if (signal := self._scanner.signal(number)) is not None:
-                    self._match(signal, line, seen, latest=self._scanner.is_progress(number), partial=partial)
+                latest = self._scanner.is_progress(number)
+                if (signal := self._scanner.signal(number)) is None:
+                    continue
+                if latest and not partial:
+                    self._candidates.append((signal, line, seen, self._at))
+                else:
+                    self._match(signal, line, seen, latest=latest, partial=partial)
 
     def _told(self, line: Line, built_in: list[int], above: bytes) -> bool:
         """Show a line to blocks and launcher; whether it is source code that a traceback quotes."""
@@ -262,11 +282,12 @@ class Stream:
             return
         if partial:
             self._seen[signal.id] = captured
-        system = line.fields.get("actor") in _RAY_SYSTEM or is_launcher_line(line.text)
-        rank = UNKNOWN_RANK if not latest and system else line.rank
+        remarks = self._scanner.remarks(line.text)
+        system = line.fields.get("actor") in _RAY_SYSTEM or (remarks and is_launcher_line(line.text))
+        rank = UNKNOWN_RANK if system and not latest else line.rank
         fields = {**line.fields, **captured}
         tells = signal.role not in ("progress", "phase", "handled") and "value" not in captured
-        handled = tells and is_handled(line.text, known=self._scanner.handles(line.text))
+        handled = remarks and tells and is_handled(line.text, known=self._scanner.handles(line.text))
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
         told = self._counts.get(signal.id, 0)
         if latest:
