@@ -66,7 +66,7 @@ def run(
 
     Without a configuration file reports go to the terminal; metrics, API and console page are on 127.0.0.1:9464.
     """
-    from denpexd.execute import watch
+    from denpexd.watch import watch
 
     sys.exit(watch(list(paths), config, _flags(job=job, port=port, state_dir=state_dir), color=color(no_color)))
 

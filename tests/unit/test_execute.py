@@ -9,7 +9,7 @@ import pytest
 
 from denpexd.app import _listen
 from denpexd.errors import SettingsError
-from denpexd.execute import _is_chosen, _pipe
+from denpexd.watch import _pipe, is_chosen
 from denpexd.web.server import bind
 
 
@@ -17,17 +17,17 @@ def test_an_option_is_chosen_by_file_variable_or_flag(tmp_path: Path, monkeypatc
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     file = tmp_path / "c.yaml"
     file.write_text("web: {host: 127.0.0.1}\n")
-    assert not _is_chosen(None, {}, "web", "port")
-    assert not _is_chosen(file, {"job": "x", "state_dir": None}, "web", "port")
-    assert not _is_chosen(file, {"job": "x", "state_dir": None}, "state_dir")
-    assert _is_chosen(None, {"web": {"port": 9464}}, "web", "port")
+    assert not is_chosen(None, {}, "web", "port")
+    assert not is_chosen(file, {"job": "x", "state_dir": None}, "web", "port")
+    assert not is_chosen(file, {"job": "x", "state_dir": None}, "state_dir")
+    assert is_chosen(None, {"web": {"port": 9464}}, "web", "port")
     file.write_text("web: {port: 9464}\nstate_dir: /x\n")
-    assert _is_chosen(file, {}, "web", "port")
-    assert _is_chosen(file, {}, "state_dir")
+    assert is_chosen(file, {}, "web", "port")
+    assert is_chosen(file, {}, "state_dir")
     monkeypatch.setenv("DENPEXD_WEB__PORT", "9464")
-    assert _is_chosen(None, {}, "web", "port")
+    assert is_chosen(None, {}, "web", "port")
     monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/denpexd")
-    assert _is_chosen(None, {}, "state_dir")
+    assert is_chosen(None, {}, "state_dir")
 
 
 def test_a_port_in_use_is_an_error_or_another_one_is_taken_and_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +60,7 @@ def test_only_a_pipe_is_a_pipe(tmp_path: Path) -> None:
 def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_one_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from denpexd import app, execute
+    from denpexd import app, beside
 
     seen: list[dict[str, Any]] = []
 
@@ -69,7 +69,7 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
         return 0
 
     monkeypatch.setattr(app, "run", run)
-    monkeypatch.setattr(execute, "_log_to_stderr", lambda level: None)
+    monkeypatch.setattr(beside, "log_to_stderr", lambda level: None)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     for flags in ({}, {"state_dir": "/chosen"}):
         plan = {
@@ -77,9 +77,9 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
             "flags": flags,
             "root_pid": 1,
             "relay_pid": 1,
-            "exit_code": str(tmp_path / "exit_code"),
+            "folder": str(tmp_path),
             "state_dir": "/tmp/x/state",
         }
-        assert execute.beside(plan) == 0
+        assert beside.beside(plan) == 0
     assert [one["folder"] for one in seen] == ["/tmp/x/state", "/chosen"]
     assert all(one["port"] and one["fresh"] for one in seen)

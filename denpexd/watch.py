@@ -1,0 +1,150 @@
+"""`denpexd run`: the daemon on files and on standard input, in this process.
+
+What comes on standard input is read by the relay, which passes it on and writes the copy that the daemon tails.
+"""
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from denpexd.errors import SettingsError
+from denpexd.relay import Relay
+from denpexd.workfolder import work_folder
+
+
+def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
+    """Run the daemon on paths; "-" stands for standard input, which is passed on to standard output."""
+    with contextlib.ExitStack() as cleanup:
+        chosen, stream, until, pipe = list(paths), sys.stdout, None, None
+        if "-" in chosen:
+            pipe = _pipe(0)
+            relay = cleanup.enter_context(_stdin_relay())
+            chosen[chosen.index("-") :] = [str(p) for p in relay.spools.values()]
+            stream = sys.stderr  # standard output carries the job's own lines
+            if not is_chosen(config, flags, "job"):
+                flags = {**flags, "job": job_name("stdin")}
+            process = relay.process
+            until = _Until(process)
+        if chosen:
+            flags = {**flags, "paths": chosen}
+        name = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return run_daemon(config, flags, stream=stream, color=color, until=until, pipe=pipe, beside=f"run-{name}")
+
+
+def job_name(what: str) -> str:
+    """A job's name where nobody gave one: Slurm's, or what it is and when it was started."""
+    return os.environ.get("SLURM_JOB_NAME") or f"{what}-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
+
+
+def _pipe(fd: int) -> int | None:
+    """The inode of the pipe at this descriptor, if it is one."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_ino if stat.S_ISFIFO(status.st_mode) else None
+
+
+class _Until:
+    """The daemon on a stream ends when the stream does, after it has had its say."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process, self._ended_at = process, None
+
+    def __call__(self, daemon: Any) -> bool:
+        if self._process.poll() is None:
+            return False
+        if self._ended_at is None:
+            self._ended_at = daemon.clock.now()
+        return bool(daemon.clock.now() - self._ended_at > 1.0 and not daemon.reader.behind())
+
+
+def run_daemon(
+    config: Path | None,
+    flags: Mapping[str, Any],
+    *,
+    stream: Any,
+    color: bool,
+    until: Any = None,
+    pipe: int | None = None,
+    beside: str = "run",
+) -> int:
+    """Load the settings and run the daemon in this process.
+
+    Where port or state folder are nobody's choice and another daemon has them, it takes a free port and the folder
+    `beside` below the other's.
+    """
+    from denpexd.app import run
+    from denpexd.settings import Settings, load
+    from denpexd.state import of_daemon
+
+    settings = load(config, overrides=flags, environ=os.environ)
+    if not settings.paths:
+        raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c")
+    log_to_stderr(settings.log_level)
+
+    def reread() -> Settings:
+        return load(config, overrides=flags, environ=os.environ)
+
+    any_port = not is_chosen(config, flags, "web", "port")
+    state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else beside)
+    return asyncio.run(
+        run(
+            settings,
+            stream=stream,
+            color=color,
+            until=until,
+            reread=reread,
+            pipe=pipe,
+            any_port=any_port,
+            state=state,
+        )
+    )
+
+
+def is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:
+    """Whether somebody gave this option: by the file, a DENPEXD_* variable, a flag, or systemd's state folder."""
+    from denpexd.settings import Settings
+    from denpexd.settings_sources import from_flags, read_environ, read_file
+
+    sources = [read_environ(os.environ, Settings), from_flags(flags), *([read_file(config)] if config else [])]
+    return any(at in source.places for source in sources) or (at == ("state_dir",) and "STATE_DIRECTORY" in os.environ)
+
+
+def log_to_stderr(level: str) -> None:
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
+    for noisy in ("httpx", "httpcore", "apprise", "watchdog", "asyncio", "uvicorn"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@contextlib.contextmanager
+def _stdin_relay() -> Iterator[Relay]:
+    """A relay from our standard input to our standard output, which outlives us if we are killed."""
+    with work_folder("denpexd-stdin-") as (folder, _):
+        yield start_on_stdin(folder)
+
+
+def start_on_stdin(folder: Path) -> Relay:
+    """The relay reads our standard input itself, so that a dead daemon never breaks the writer's pipe."""
+    spool = folder / "stdin.log"
+    arguments = [sys.executable, "-I", "-S", _relay_path(), "--spool", str(spool), "--fd-in", "0", "--fd-out", "1"]
+    spool.touch(mode=0o600)  # so that the daemon finds it at once, even if nothing is printed for long
+    process = subprocess.Popen(arguments, start_new_session=True)
+    return Relay(process, {}, {"stdin": spool})
+
+
+def _relay_path() -> str:
+    import denpexd.relay
+
+    return str(denpexd.relay.__file__)
