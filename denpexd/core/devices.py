@@ -7,7 +7,7 @@ later. Nothing is guessed where several ranks remain: then the line belongs to U
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from denpexd.core.events import UNKNOWN_RANK, Hit
@@ -121,6 +121,7 @@ def place(job: "JobState", line: Noticed, of: str) -> tuple[int, ...]:
     `of`: whose fault it is. A `device` is found by its address, then by the process that used it; a `process` the
     other way round, and somebody else's is no matter of the job; a `node` is all its ranks that are not known to live.
     """
+    line = _whole(job, line)
     near, certain = _near(job, line)
     pid = _pid(job, line)
     by_pid = [r for r in near if pid and str(_state(job, r, "pid")) == pid]
@@ -137,6 +138,14 @@ def place(job: "JobState", line: Noticed, of: str) -> tuple[int, ...]:
     if (index := _index(job, line, near, certain=certain)) is not None:
         return (index,)
     return _one_of(job, line, by_pci or near, named=bool(pid))
+
+
+def _whole(job: "JobState", line: Noticed) -> Noticed:
+    """With the address and the process that another signal found in the very same line."""
+    at = line.first.source, line.first.offset
+    same = (n for n in job.devices.lines.values() if (n.first.source, n.first.offset) == at)
+    told = {name: n.fields[name] for n in same for name in ("pci", "pid") if n.fields.get(name)}
+    return replace(line, fields={**told, **line.fields})
 
 
 def _pid(job: "JobState", line: Noticed) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from denpexd.recording import Printed, Recording, read_case
+from denpexd.scan.launcher import is_launcher_line
 
 ARCHIVE = Path(__file__).parent / "cases.tar.xz"
 BENIGN = (
@@ -30,8 +31,11 @@ BENIGN = (
     "cache hit rate 0.993, evicted 0",
 )
 _NAMED = re.compile(
-    r"(?i)((?<![a-z])(?:ranks?|task)[\"']?(?: is)?\s*[:=#]?\s*\[?|\[default|^\s*\[)(\d+(?:(?:, ?| and )\d+)*)(?![\d.])"
+    r"(?i)((?<![a-z])(?:ranks?|task)[\"']?(?: is)?\s*[:=#]?\s*\[?|\[default|^[\s-]*\[)"
+    r"(\d+(?:(?:, ?| and )\d+)*)(?![\d.])"
 )
+_STORE = re.compile(r"TCPStore|\[c10d\]|coordination (?:service|agent)")
+_AGENT = re.compile(r"(HW Exception by GPU node-)(\d+)")  # ROCm counts the two sockets of the host first
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +94,68 @@ def shifted(case: Recording, seconds: float) -> Recording:
     )
 
 
-def renamed(case: Recording, truth: Truth, seed: str) -> tuple[Recording, Truth]:
-    """The same job with its ranks renumbered at random, also where lines name them ("[rank3]", "Rank 3", "rank=3")."""
-    numbers = list(range(truth.world_size))
-    random.Random(seed).shuffle(numbers)
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """New numbers for ranks: nodes change places, and the ranks of each node among themselves."""
 
-    def new(rank: int) -> int:
-        return numbers[rank] if 0 <= rank < len(numbers) else rank
+    nodes: list[int]
+    local: list[int]
+
+    @classmethod
+    def drawn(cls, case: Recording, truth: Truth, seed: str) -> "Numbers":
+        """Two things stay as they are, because they would no longer be true: the ranks of a node have consecutive
+        numbers (where several launchers speak, each in the stream of the first rank of its node); and rank 0 hosts the
+        store, so it remains rank 0 where it began the failure and the others say that they cannot reach the store."""
+        heads = sorted({0} | {p.rank for p in case.lines if is_launcher_line(p.text) and p.rank > 0})
+        size = heads[1] if len(heads) > 1 else truth.world_size
+        even = size * len(heads) == truth.world_size and heads == list(range(0, truth.world_size, size))
+        numbers = cls(list(range(len(heads) if even else 1)), list(range(size if even else truth.world_size)))
+        chance = random.Random(seed)
+        for some in (numbers.local, numbers.nodes):
+            chance.shuffle(some)
+            if 0 in truth.initiating and any(_STORE.search(p.text) for p in case.lines):
+                was = some.index(0)
+                some[0], some[was] = 0, some[0]
+        return numbers
+
+    def of_rank(self, rank: int) -> int:
+        node, local = divmod(rank, len(self.local))
+        return self.nodes[node] * len(self.local) + self.local[local] if 0 <= node < len(self.nodes) else rank
+
+    def of_launcher(self, rank: int) -> int:
+        """The stream in which a launcher speaks: that of the first rank of its node."""
+        return self.of_rank(rank) // len(self.local) * len(self.local) + rank % len(self.local)
+
+    def in_text(self, text: str) -> str:
+        """Where lines name ranks: "[rank3]", "Rank 3", "rank=3"; and ROCm's agents, which tell whose the GPU is."""
+
+        def new(found: re.Match[str]) -> str:
+            local = text.endswith(("local_", "local "), 0, found.start())
+            count = len(self.local)
+            return found[1] + re.sub(
+                r"\d+",
+                lambda n: str(self.local[int(n[0])] if local and int(n[0]) < count else self.of_rank(int(n[0]))),
+                found[2],
+            )
+
+        text = _NAMED.sub(new, text)
+        return _AGENT.sub(lambda m: m[1] + str(2 + self.of_rank(int(m[2]) - 2)), text)
+
+
+def renamed(case: Recording, truth: Truth, seed: str) -> tuple[Recording, Truth]:
+    """The same job with its ranks renumbered at random. What a launcher prints, often several lines, stays its own."""
+    numbers = Numbers.drawn(case, truth, seed)
+    launched: dict[int, float] = {}
 
     def line(printed: Printed) -> Printed:
-        text = _NAMED.sub(lambda m: m[1] + re.sub(r"\d+", lambda n: str(new(int(n[0]))), m[2]), printed.text)
-        return replace(printed, rank=new(printed.rank), text=text)
+        if is_launcher_line(printed.text):
+            launched[printed.rank] = printed.t
+        goes_on = printed.t <= launched.get(printed.rank, -1.0) + 0.2 and not printed.text.startswith("[rank")
+        rank = numbers.of_launcher(printed.rank) if goes_on else numbers.of_rank(printed.rank)
+        return replace(printed, rank=rank, text=numbers.in_text(printed.text))
 
     def ranks(events: list[Any]) -> list[Any]:
-        return [replace(event, rank=new(event.rank)) for event in events]
+        return [replace(event, rank=numbers.of_rank(event.rank)) for event in events]
 
     changed = replace(
         case,
@@ -114,8 +166,8 @@ def renamed(case: Recording, truth: Truth, seed: str) -> tuple[Recording, Truth]
     )
     return changed, replace(
         truth,
-        initiating=tuple(sorted(map(new, truth.initiating))),
-        collateral=tuple(sorted(map(new, truth.collateral))),
+        initiating=tuple(sorted(map(numbers.of_rank, truth.initiating))),
+        collateral=tuple(sorted(map(numbers.of_rank, truth.collateral))),
     )
 
 

@@ -26,6 +26,15 @@ as what must not get worse, not as what to expect of a job nobody has seen: on t
 had not seen the rules, the first contact gave 0.75 and 0.69 strict (0.85 and 0.78 fair) with the first 18 rules.
 """
 
+CHANGED = """\
+## The same cases, changed
+
+Numbers of ranks, clocks and chatter must not matter. Ranks are renumbered at random, in what they print and in who
+prints it, except where the number is a physical fact: rank 0 hosts the store, so it stays rank 0 in the cases that it
+began and in which others cannot reach the store; the ranks of a node keep consecutive numbers where several launchers
+speak; and what a launcher prints stays in the stream of the first rank of its node.
+"""
+
 
 def text(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures], pasted: Pasted) -> str:
     """Everything, for a person at a terminal."""
@@ -57,7 +66,7 @@ def page(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures]
     parts.append(_table(("", "strict", "fair", "ranks"), [_shares(part, now) for part in PARTS]))
     rest = {k: v for k, v in now.items() if not k.endswith(("strict", "fair", "ranks"))}
     parts.append(_table(("", ""), [(name, f"{value:g}") for name, value in rest.items()]))
-    parts.append("## The same cases, changed\n\nNumbers of ranks, clocks and chatter must not matter.\n")
+    parts.append(CHANGED)
     rows = [(what, *(f"{f[name]:g}" for name in SHOWN)) for what, f in {"as they are": now, **changed}.items()]
     parts.append(_table(("", *SHOWN), rows))
     parts.append("## One log alone\n\nThe lines of one rank, pasted into `denpexd diagnose -`.\n")

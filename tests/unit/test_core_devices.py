@@ -122,6 +122,13 @@ def test_a_rocm_agent_named_by_one_process_is_that_process(job: JobState) -> Non
     assert placed(job) == (1,)
 
 
+def test_what_another_signal_found_in_the_same_line_counts_too(job: JobState) -> None:
+    intake = Intake(Catalog({}, {XID.id: XID, USES.id: replace(USES, role="kernel")}), job)
+    intake.hit(Hit(5.0, UNKNOWN_RANK, USES.id, "kern.log", 7, "... from GPU1 GSP", {"gpu": "1"}))
+    intake.hit(Hit(5.0, UNKNOWN_RANK, XID.id, "kern.log", 7, "... from GPU1 GSP", {"pid": "102", "pci": "0000:4f:00"}))
+    assert {place(job, line, "device") for line in job.devices.lines.values()} == {(2,)}
+
+
 def test_the_device_is_named_in_the_line_above(job: JobState) -> None:
     job.ranks[1].pci = "0000:b3:00"
     told(job, head="The NVIDIA GPU", pci="0000:b3:00.0")
