@@ -98,5 +98,5 @@ if __name__ == "__main__":
     try:
         sys.exit(beside(json.loads(sys.argv[1])))
     except DenpexdError as failed:
-        print(f"denpexd: not watching: {failed}", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"denpexd: not watching: {failed}\n")
         sys.exit(2)

@@ -38,7 +38,7 @@ def execute(command: Sequence[str], config: Path | None, flags: dict[str, Any], 
             child = subprocess.Popen(list(command), stdout=relay.writers["stdout"], stderr=relay.writers["stderr"])
         except OSError as error:
             relay.close_writers()
-            print(f"denpexd: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201
+            sys.stderr.write(f"denpexd: cannot start {command[0]}: {error.strerror}\n")
             return 127 if isinstance(error, FileNotFoundError) else 126
         with _forwarded(child) as (others, forwarded):
             relay.close_writers()
@@ -79,7 +79,7 @@ def _start_daemon(
             start_new_session=True,
         )
     except OSError as error:
-        print(f"denpexd: not watching: {error}", file=sys.stderr)  # noqa: T201
+        sys.stderr.write(f"denpexd: not watching: {error}\n")
         return None
 
 
@@ -126,7 +126,7 @@ def _hear_out(daemon: "subprocess.Popen[bytes]", ready: Path) -> None:
                 if since
                 else f"needs over {START_UP:.0f} s to start"
             )
-            print(f"denpexd: no more is said about this failure: the daemon {late}", file=sys.stderr)  # noqa: T201
+            sys.stderr.write(f"denpexd: no more is said about this failure: the daemon {late}\n")
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             daemon.wait(0.1)

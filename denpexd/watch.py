@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from denpexd.clock import SystemClock
 from denpexd.errors import SettingsError
 from denpexd.relay import Relay
 from denpexd.workfolder import work_folder
@@ -43,7 +44,9 @@ def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, c
 
 def job_name(what: str) -> str:
     """A job's name where nobody gave one: Slurm's, or what it is and when it was started."""
-    return os.environ.get("SLURM_JOB_NAME") or f"{what}-{datetime.now(UTC):%Y%m%d-%H%M%S}"  # noqa: TID251
+    return (
+        os.environ.get("SLURM_JOB_NAME") or f"{what}-{datetime.fromtimestamp(SystemClock().wall(), UTC):%Y%m%d-%H%M%S}"
+    )
 
 
 def _pipe(fd: int) -> int | None:

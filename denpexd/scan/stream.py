@@ -9,20 +9,19 @@ from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
 from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception
 from denpexd.scan.blocks import Opening
+from denpexd.scan.census import census, shares
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
 from denpexd.scan.lines import View, is_handled, segment_end, shorten, view
 from denpexd.scan.prefixes import Line, PrefixReader
+from denpexd.scan.repeats import Repeats
 from denpexd.scan.scanner import Named, Scanner, present
 from denpexd.scan.writers import OpenBlocks
 
 __all__ = ["Scanner", "Stream"]
 
-_CENSUS = 64 << 10
 _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
 _BACK = 2 << 10
-_REPEATS = 4
-_SECOND = 1.0
 _PARTIAL_IDLE = 1.0
 _RAY_SYSTEM = ("raylet", "gcs_server", "autoscaler")
 
@@ -65,8 +64,7 @@ class Stream:
         self._latest: dict[tuple[int, str], Hit] = {}
         self._counts: dict[str, int] = {}
         self._heard: dict[int, int] = {}
-        self._repeated: dict[int, int] = {}  # by id, since ...
-        self._repeated_since = float("-inf")
+        self._repeats = Repeats(scanner)
 
     @property
     def interleaved(self) -> bool:
@@ -77,7 +75,7 @@ class Stream:
 
     def use(self, scanner: Scanner) -> None:
         """Look for other signals from the next chunk on."""
-        self._scanner, self._repeated = scanner, {}
+        self._scanner, self._repeats = scanner, Repeats(scanner)
 
     def belongs_to(self, rank: int) -> None:
         """Whose file it is was learned later; what has begun already, a line or a traceback, goes on."""
@@ -142,7 +140,7 @@ class Stream:
         data = chunk.data
         self._prefixes.sample(data)
         named = self._scanner.named(data, whole=self.interleaved)
-        named = named if self.interleaved else self._without_repeats(named)
+        named = named if self.interleaved else self._repeats.leave_out(named, self._t)
         heads = {0: self._head} if self._in_line else {}
         seen, taken, self._seen, self._taken = self._seen, self._taken, {}, 0
         position = at = 0
@@ -172,23 +170,6 @@ class Stream:
                 self._at = at
                 self._match(signal, line, seen, latest=True, partial=False)
         self._candidates = []
-
-    def _without_repeats(self, named: list[Named]) -> list[Named]:
-        """Of a text that one rank repeats only some first ones in a second and the last in a read are looked at."""
-        last = {number: place for place, (_, _, ids) in enumerate(named) for number in ids}
-        if not 0.0 <= self._t - self._repeated_since < _SECOND:
-            self._repeated, self._repeated_since = {}, self._t
-        told = self._repeated
-        kept: list[Named] = []
-        for place, (start, end, ids) in enumerate(named):
-            for number in ids:
-                told[number] = told.get(number, 0) + 1
-            wanted = tuple(
-                n for n in ids if told[n] <= _REPEATS or last[n] == place or not self._scanner.repeats_itself(n)
-            )
-            if wanted:
-                kept.append((start, end, wanted))
-        return kept
 
     def _line_head(self, data: bytes, start: int, heads: dict[int, Line | None]) -> Line | None:
         """What the first segment of the physical line says, for a segment that follows a carriage return."""
@@ -335,17 +316,5 @@ class Stream:
             return [Activity(self._t, self.rank, self.source, size, self._history)]
         heard = self._heard
         if not self._history:
-            heard = {}
-            head = None if b"\n" in buffer else self._head
-            for part in buffer[-_CENSUS:].split(b"\n")[len(buffer) > _CENSUS :]:
-                for line in self._prefixes.read(part[:512], head) if part else ():
-                    heard[line.rank] = heard.get(line.rank, 0) + len(part)
-        return _shares(size, heard, self._t, self.source, self._history)
-
-
-def _shares(size: int, heard: dict[int, int], t: float, source: str, history: bool) -> list[Event]:
-    """`size` bytes as one Activity a rank, in proportion; what is left over belongs to nobody known."""
-    total = max(sum(heard.values()), size)
-    shares = {rank: max(1, size * count // total) for rank, count in heard.items() if rank != UNKNOWN_RANK}
-    shares[UNKNOWN_RANK] = size - sum(shares.values())
-    return [Activity(t, rank, source, count, history) for rank, count in sorted(shares.items()) if count > 0]
+            heard = census(buffer, self._prefixes, None if b"\n" in buffer else self._head)
+        return shares(size, heard, self._t, self.source, self._history)

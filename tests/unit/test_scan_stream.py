@@ -266,3 +266,19 @@ def test_a_signal_of_the_catalogue_marks_what_else_its_line_says_as_handled() ->
     told = "CUDA out of memory. Tried to allocate 2 GiB"
     found = hits(stream.feed(1.0, 0, f"{told}\n{told}: halving the batch size\n".encode()))
     assert [(hit.signal, hit.handled) for hit in found] == [("oom", False), ("oom", True), ("smaller", False)]
+
+
+def test_what_one_rank_repeats_is_told_a_few_times_a_second_and_once_a_read(scanner: Scanner) -> None:
+    stream, data, offset, told = Stream(scanner, "x", 0), b"Validation\n" * 50, 0, []
+    for t in (1.0, 1.1, 1.2, 2.5):
+        told.append([hit.offset - offset for hit in hits(stream.feed(t, offset, data), "phase")])
+        offset += len(data)
+    assert told == [[0, 11, 22, 33, 539], [539], [539], [0, 11, 22, 33, 539]]
+
+
+def test_only_the_latest_progress_of_each_rank_is_told_also_where_a_later_line_only_looks_like_it(
+    scanner: Scanner,
+) -> None:
+    data = b"[rank0]: step 1/9\n[rank1]: step 4/9\n[rank0]: step 2/9\n[rank0]: misstep 7/9\n"
+    found = hits(Stream(scanner, "x").feed(1.0, 0, data), "step")
+    assert [(hit.rank, hit.fields["step"], hit.offset) for hit in found] == [(1, "4", 18), (0, "2", 36)]
