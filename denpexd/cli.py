@@ -14,6 +14,7 @@ import click
 
 from denpexd import __version__
 from denpexd.cli_encyclopedia import explain, search
+from denpexd.cli_flight import flight
 from denpexd.cli_rules import rules
 from denpexd.errors import DenpexdError
 from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, whole, width
@@ -157,6 +158,7 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
 main.add_command(explain)
 main.add_command(search)
 main.add_command(rules)
+main.add_command(flight)
 
 
 @main.group()

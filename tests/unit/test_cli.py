@@ -14,7 +14,7 @@ from denpexd import __version__
 from denpexd.cli import main
 
 CASES = Path(__file__).parents[1] / "cases"
-COMMANDS = ("run", "exec", "diagnose", "replay", "explain", "rules", "config", "demo")
+COMMANDS = ("run", "exec", "diagnose", "replay", "flight", "explain", "rules", "config", "demo")
 HEAVY = ("pydantic", "yaml", "httpx", "starlette", "uvicorn", "apprise", "re2", "hyperscan", "prometheus_client")
 
 

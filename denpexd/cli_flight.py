@@ -1,0 +1,111 @@
+"""`denpexd flight`: what Flight Recorder dumps say on their own, without a log."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from denpexd.terminal import EXISTING, columns, fail, form
+
+if TYPE_CHECKING:
+    from denpexd.core.flight_groups import Place
+    from denpexd.core.flight_verdict import Analysis
+    from denpexd.flight import Report
+
+_MOST_GROUPS = 40
+_HEAD = ("GROUP", "RANKS", "ENTERED", "DONE", "STANDS IN", "AT")
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=EXISTING)
+@click.option("--world", type=click.IntRange(min=1), help="How many ranks the job has, if the dumps do not show it.")
+@click.option("--all", "everything", is_flag=True, help="Show the groups in which nobody waits, too.")
+@form("text", "json")
+def flight(folder: Path, world: int | None, everything: bool, form: str) -> None:
+    """Read the Flight Recorder dumps in DIR, one file a rank: who is behind, who is in another collective.
+
+    Pickle and JSON, NCCL and gloo, all versions. Damaged and missing dumps are named; where one of them could change
+    the answer, nobody is blamed.
+
+    Exit code 0: no rank waits, 1: ranks wait for others, 2: no readable dump.
+    """
+    from denpexd.flight import as_json, read
+
+    if not folder.is_dir():
+        fail(f"{folder}: no such folder; give the one that holds the dumps, such as /tmp/nccl_trace_rank_*")
+    report = read(folder, world)
+    if not report.readable:
+        click.echo(as_text(report, everything=True), err=True)
+        fail(f"{folder}: no readable dump; files end in the number of the rank, as in nccl_trace_rank_3 or rank3.json")
+    if form == "json":
+        click.echo(json.dumps(as_json(report), indent=2, ensure_ascii=False))
+    else:
+        click.echo(as_text(report, everything=everything))
+    sys.exit(0 if report.analysis.verdict.finding == "none" else 1)
+
+
+def as_text(report: "Report", *, everything: bool = False) -> str:
+    """The verdict first, then what it rests on, then what could not be read."""
+    from denpexd.core.flight_verdict import ranks_text
+
+    parts = [_verdict(report.analysis)] if report.readable else []
+    rows = _rows(report.analysis, everything=everything)
+    if rows:
+        parts.append(columns([_HEAD, *rows]))
+    wrong = [f"  {one.path.name}: {one.wrong}" for one in report.found if one.wrong]
+    if wrong:
+        parts.append("Not used:\n" + "\n".join(wrong))
+    if report.readable and report.analysis.absent:
+        parts.append(f"No readable dump of {ranks_text(report.analysis.absent)}.")
+    return "\n\n".join(parts)
+
+
+def _verdict(analysis: "Analysis") -> str:
+    from denpexd.core.flight_verdict import ranks_text
+
+    verdict = analysis.verdict
+    if verdict.initiating:
+        keep = "keeps" if len(verdict.initiating) == 1 else "keep"
+        head = f"{ranks_text(verdict.initiating).capitalize()} {keep} the others waiting ({verdict.certainty})."
+    elif verdict.finding == "none":
+        head = "The dumps show no rank that waits."
+    else:
+        head = "Ranks wait; the dumps do not tell which rank is the cause (undetermined)."
+    lines = [head, f"{verdict.text[:1].upper()}{verdict.text[1:]}."]
+    if verdict.suspected:
+        lines.append(f"In question: {ranks_text(verdict.suspected)}.")
+    lines += [f"Missing: {text}." for text in verdict.missing]
+    if verdict.failure:
+        lines.append(f"What to do: denpexd explain {verdict.failure}")
+    return "\n".join(lines)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    from denpexd.core.flight_verdict import ranks_text
+
+    return ranks_text(ranks).split(" ", 1)[1]
+
+
+def _rows(analysis: "Analysis", *, everything: bool) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    shown = [g for g in analysis.groups.values() if everything or any(p.waits for p in g.places.values())]
+    for group in shown[:_MOST_GROUPS]:
+        alike: dict[tuple[str, str, str, str], list[int]] = {}
+        for rank, place in sorted(group.places.items()):
+            alike.setdefault(_cells(place), []).append(rank)
+        for cells, members in alike.items():
+            rows.append((group.label, _numbers(members), *cells))
+        if group.silent:
+            rows.append((group.label, _numbers(group.silent), "-", "-", "no entries", ""))
+    if len(shown) > _MOST_GROUPS:
+        rows.append((f"and {len(shown) - _MOST_GROUPS} more groups", "", "", "", "", ""))
+    return rows
+
+
+def _cells(place: "Place") -> tuple[str, str, str, str]:
+    op = place.op
+    stands = "nothing" if not place.waits else (f"#{op.seq} {op.call}" if op is not None else f"#{place.done + 1}")
+    return str(place.enqueued), str(place.done), stands, op.place if op is not None else ""
