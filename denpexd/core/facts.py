@@ -6,7 +6,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, stands, startup, stated
+from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, raised, stands, startup, stated
 from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
@@ -15,54 +15,6 @@ TOGETHER = 2.0  # seconds: two polls of the process table
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
 LAST_WORDS = 10.0  # seconds before an end in which what a rank says may explain it
 ENDED_BY = (2, 9, 15)  # signals by which a job that was told to stop may end
-
-
-def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    if signal.params.get("alone") and _raised_elsewhere(job, rank, signal):
-        return []
-    found = []
-    for known in rank.raised:
-        event = known.event
-        over = rank.phase == "end" and event.t > rank.phase_t and not any(e.event.code for e in rank.exits)
-        past = (event.history and rank.moved_seq > known.seq) or any(e.event.code == 0 for e in rank.exits)
-        if known.collateral or over or past or lapsed(job, rank, event.t) or not _chain_matches(signal, event.chain):
-            continue
-        where = signal.param_matchers.get("in")
-        if where and not any(where.search(f.canonical) or where.search(f.qualified) for f in event.frames):
-            continue
-        if signal.exclude and any(signal.exclude.search(f"{kind}: {message}") for kind, message in event.chain):
-            continue
-        weight = "fatal" if event.uncaught else "suspect"
-        found.append(
-            Evidence(
-                rank.rank,
-                "log",
-                event.source,
-                event.offset,
-                event.t,
-                event.text,
-                signal.means,
-                seq=known.seq,
-                weight=weight,
-                history=event.history,
-            )
-        )
-    return found
-
-
-def _raised_elsewhere(job: JobState, rank: RankState, signal: Signal) -> bool:
-    """Whether another rank raised the same by itself."""
-    others = (known for r, s in job.ranks.items() if r >= 0 and r != rank.rank for known in s.raised)
-    return any(not known.collateral and _chain_matches(signal, known.event.chain) for known in others)
-
-
-def _chain_matches(signal: Signal, chain: tuple[tuple[str, str], ...]) -> bool:
-    kind, message = signal.param_matchers.get("type"), signal.param_matchers.get("message")
-    for name, said in chain:
-        right_kind = kind is None or kind.search(name) or kind.search(name.rsplit(".", 1)[-1])
-        if right_kind and (message is None or message.search(said)):
-            return True
-    return False
 
 
 def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -226,7 +178,7 @@ def ended(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
 Fact = Callable[[JobState, RankState, Signal, float, cadence.Limits], Answer]
 
 FACTS: Mapping[str, Fact] = {
-    "raised": raised,
+    "raised": raised.raised,
     "exit": exit_,
     "gone": gone,
     "oom_killed": operations.oom_killed,
@@ -297,7 +249,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
         found = told(job, rank, signal, now, limits)
         if signal.lasting:
             return [e for e in found if e.t > now - kernel.LASTS and not e.history]
-        return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
+        return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.moved_seq > e.seq))]
     if signal.kind == "fact":
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []
@@ -311,7 +263,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
     found = [seen.first] if seen.first is seen.last else [seen.first, seen.last]
     if signal.lasting:
         return found
-    return [e for e in found if not (lapsed(job, rank, e.t) or (e.history and rank.moved_seq > e.seq))]
+    return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.moved_seq > e.seq))]
 
 
 def _set_up(job: JobState, rank: RankState, signal: Signal) -> Answer:
@@ -320,8 +272,3 @@ def _set_up(job: JobState, rank: RankState, signal: Signal) -> Answer:
         (s.seen[signal.id] for s in job.ranks.values() if signal.id in s.seen), None
     )
     return [] if told is None else [told.first]
-
-
-def lapsed(job: JobState, rank: RankState, t: float) -> bool:
-    """Training moved on after `t` (or, where its steps are not known, its output did): that did not stop it."""
-    return job.moved_on(rank, t) or (job.usual is None and job.lively(t))

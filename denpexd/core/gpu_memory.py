@@ -3,7 +3,7 @@
 import re
 
 from denpexd.core import cadence
-from denpexd.core.evidence import Evidence
+from denpexd.core.raised import of_exception
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
 
@@ -33,20 +33,7 @@ def gpu_memory(job: JobState, rank: RankState, signal: Signal, now: float, limit
         event = known.event
         text = next((m for _, m in event.chain if _ASKED.search(m)), None)
         if text is not None and judge(text) and not job.moved_on(rank, event.t):
-            found.append(
-                Evidence(
-                    rank.rank,
-                    "log",
-                    event.source,
-                    event.offset,
-                    event.t,
-                    text,
-                    signal.means,
-                    seq=known.seq,
-                    weight="fatal" if event.uncaught else "suspect",
-                    history=event.history,
-                )
-            )
+            found.append(of_exception(rank.rank, known, text, signal.means))
     for seen in rank.seen.values():
         found += [
             said.saying(signal.means)

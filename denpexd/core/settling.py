@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from denpexd.core import cadence, operations
-from denpexd.core.facts import lapsed
 from denpexd.core.incident import QUIET, SETTLE, Incident, due
 from denpexd.core.match import Candidate
 from denpexd.core.state import JobState
@@ -28,9 +27,9 @@ def stop_witness(job: JobState, limits: cadence.Limits) -> float | None:
     """When the first witness said that training has stopped, other than by silence; None if nobody did."""
     times = list(operations.asked(job, limits))
     for state in job.ranks.values():
-        if state.reported and not lapsed(job, state, state.reported.t):
+        if state.reported and not job.lapsed(state, state.reported.t):
             times.append(state.reported.t)
-        times += [r.event.t for r in state.raised if r.event.uncaught and not lapsed(job, state, r.event.t)]
+        times += [r.event.t for r in state.raised if r.event.uncaught and not job.lapsed(state, r.event.t)]
         times += [e.event.t for e in state.exits if not e.forced and e.event.code not in (0, None)]
     return min(times, default=None)
 

@@ -228,6 +228,10 @@ class JobState:
         moved = max(rank.moved_t, self.trained_t)
         return moved > t + 2.0 and moved > t + 2 * (self.usual or 0.0)
 
+    def lapsed(self, rank: RankState, t: float) -> bool:
+        """Training moved on after `t` (or, where its steps are not known, its output did): that did not stop it."""
+        return self.moved_on(rank, t) or (self.usual is None and self.lively(t))
+
     def quiet(self, now: float) -> float:
         """Seconds without any unremarkable output, of any rank."""
         last = max((s.ordinary[-1] for s in self.ranks.values() if s.ordinary), default=float("-inf"))

@@ -16,7 +16,7 @@ import yaml
 
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core.events import Activity, Event, Exit, Fact, Frames, Hit, Raised
-from denpexd.core.facts import _chain_matches
+from denpexd.core.raised import chain_matches
 from denpexd.core.rule import Catalog, Signal
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.prefixes import PrefixReader
@@ -68,7 +68,7 @@ def _names(event: Event) -> Iterator[str]:
             if "xid" in event.fields:
                 yield f"xid {event.fields['xid']}"
         case Raised():
-            yield from (s.id for s in about_exceptions() if _chain_matches(s, event.chain) and not _excluded(s, event))
+            yield from (s.id for s in about_exceptions() if chain_matches(s, event.chain) and not _excluded(s, event))
         case Exit():
             yield "exit"
         case Frames():
