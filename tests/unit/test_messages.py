@@ -3,7 +3,7 @@
 tests/data/messages.yaml holds message shapes of torch, NCCL, gloo, launchers, schedulers, data libraries, kernels and
 others. `told`: what a line of that shape must be taken for, one of them for each sample and none for a look-alike:
 the id of a signal, `xid N`, `rank` (whose line it is), `exit`, `stack`, `block` (the first line of something that takes
-more lines), or the name of a fact. Shapes that say nothing by themselves have no `told`, but a `why`.
+more lines), the name of a fact, or `raised` (an exception that only its stack or its surroundings tell from others). Shapes that say nothing by themselves have no `told`, but a `why`.
 """
 
 from collections.abc import Iterator
@@ -68,6 +68,7 @@ def _names(event: Event) -> Iterator[str]:
             if "xid" in event.fields:
                 yield f"xid {event.fields['xid']}"
         case Raised():
+            yield "raised"
             yield from (s.id for s in about_exceptions() if chain_matches(s, event.chain) and not _excluded(s, event))
         case Exit():
             yield "exit"
