@@ -75,11 +75,15 @@ class ProcFs:
             return About(python=python, denied=True)
         command = _read(f"{folder}/cmdline", _SMALL_LIMIT).decode("utf-8", "replace").split("\0")
         return About(
-            identity=identify(_wanted(environ)),
+            identity=identify(_chosen(environ, WANTED_KEYS)),
             python=python,
             launcher=_program(command) in _LAUNCHERS,
             helper=any(helper in word for word in command[:8] for helper in _HELPERS),
         )
+
+    def environ(self, pid: int, names: Collection[str]) -> dict[str, str]:
+        """Those of the variables that the process was started with."""
+        return _chosen(_read(f"{self._root}/{pid}/environ", _ENVIRON_LIMIT), names)
 
     def wchan(self, pid: int) -> str | None:
         """The kernel function the main thread waits in, None when it runs or we may not know."""
@@ -162,12 +166,12 @@ def _program(command: list[str]) -> str:
     return ""
 
 
-def _wanted(environ: bytes) -> dict[str, str]:
+def _chosen(environ: bytes, names: Collection[str]) -> dict[str, str]:
     result: dict[str, str] = {}
     for entry in environ.split(b"\0"):
         key, _, value = entry.partition(b"=")
         name = key.decode("utf-8", "replace")
-        if name in WANTED_KEYS:
+        if name in names:
             result[name] = value.decode("utf-8", "replace")
     return result
 

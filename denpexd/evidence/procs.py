@@ -125,6 +125,13 @@ class Processes:
         row, wchan = now[0], self._fs.wchan(process.pid)
         return replace(process, state=row.state, ticks=row.ticks, threads=row.threads, wchan=wchan)
 
+    def environ(self, process: RankProcess, names: Collection[str]) -> dict[str, str]:
+        """Those of the variables that the process was started with; none where it is gone or we may not look."""
+        try:
+            return self._fs.environ(process.pid, names)
+        except OSError:
+            return {}
+
     def gone(self, known: Iterable[RankProcess]) -> list[RankProcess]:
         """Those of `known` that no longer live."""
         return [process for process in known if self.again(process) is None]
