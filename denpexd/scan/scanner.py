@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import re2
 
 from denpexd.core.rule import Signal
-from denpexd.scan import bare, blocks, launcher, lines
+from denpexd.scan import bare, blocks, dumps, launcher, lines
 from denpexd.scan.engine import Engine, EngineFactory
 from denpexd.scan.launcher import PATTERNS, SUMMARY
 from denpexd.scan.lines import segment_end
@@ -18,8 +18,8 @@ _LAST_SEGMENTS = 2
 
 _BUILT_IN = PATTERNS | {
     "traceback": blocks.TRACEBACK,
-    "faulthandler": blocks.FAULTHANDLER,
-    "watchdog": blocks.WATCHDOG,
+    "faulthandler": dumps.FAULTHANDLER,
+    "watchdog": dumps.WATCHDOG,
     "summary": SUMMARY,
     "exception": bare.EXCEPTION,
 }

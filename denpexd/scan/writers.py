@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from denpexd.core.events import Event
-from denpexd.scan.blocks import Block, Faulthandler, Opening, Traceback, Watchdog
+from denpexd.scan.blocks import Block, Opening, Traceback
+from denpexd.scan.dumps import Faulthandler, Watchdog
 from denpexd.scan.launcher import LauncherReader, Summary
 from denpexd.scan.prefixes import Line
 

@@ -3,7 +3,8 @@
 tests/data/messages.yaml holds message shapes of torch, NCCL, gloo, launchers, schedulers, data libraries, kernels and
 others. `told`: what a line of that shape must be taken for, one of them for each sample and none for a look-alike:
 the id of a signal, `xid N`, `rank` (whose line it is), `exit`, `stack`, `block` (the first line of something that takes
-more lines), the name of a fact, or `raised` (an exception that only its stack or its surroundings tell from others). Shapes that say nothing by themselves have no `told`, but a `why`.
+more lines), the name of a fact, or `raised` (an exception that only its stack or its surroundings tell from others).
+Shapes that say nothing by themselves have no `told`, but a `why`.
 """
 
 from collections.abc import Iterator
