@@ -162,6 +162,16 @@ class MetricOdd(FactSignal):
     relative: Annotated[float, Field(gt=0)] | None = None
 
 
+class Parted(FactSignal):
+    """A number that was always the same on several ranks differs; `odd`: this rank's from that of most of them."""
+
+    re2_keys = ("name",)
+    fact: Literal["parted"]
+    name: Re2 | None = None
+    steps: Annotated[StrictInt, Field(ge=2, le=8)] | None = None
+    odd: StrictBool | None = None
+
+
 class NonFinite(FactSignal):
     """A number has been nan or inf that many readings in a row; `first`: before it was on other ranks."""
 
@@ -293,7 +303,7 @@ class PlainFact(FactSignal):
 
 Fact = Annotated[
     Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | OddStack
-    | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | NonFinite | Spike | Slow | Throughput
+    | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow | Throughput
     | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
     Field(discriminator="fact"),
 ]  # fmt: skip

@@ -209,6 +209,7 @@ FACTS: Mapping[str, Fact] = {
     "xid": kernel.xid,
     "metric_spread": measures.metric_spread,
     "metric_odd": measures.metric_odd,
+    "parted": measures.parted,
     "nonfinite": measures.nonfinite,
     "spike": measures.spike,
     "slow": measures.slow,

@@ -13,8 +13,10 @@ from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, norma
 from denpexd.core.records import Collective, Told
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_METRICS, MAX_TOLD, JobState, RankState
+from denpexd.core.twins import MAX_NAMES, Twins
 from denpexd.core.witnesses import Witnesses
 
+AVERAGED = ("loss", "gradient_norm")  # numbers that ranks may print after an all-reduce
 OLD = 600.0  # seconds after which a word about the job may be forgotten
 PREPARES = re.compile(  # labels of bars that no training loop draws
     r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
@@ -195,6 +197,10 @@ class Intake(Witnesses):
         evidence = self._quoted(event, "a number of its progress line")
         for quantity, name, value in found:
             numbers.read(quantity, name, Reading(event.t, place, value), evidence)
+            if quantity in AVERAGED and place[1] is not None and state.rank >= 0:
+                twins = self.job.twins
+                if name in twins or len(twins) < MAX_NAMES:
+                    twins.setdefault(name, Twins()).note(state.rank, place, value, evidence)
 
     # --- movement ---------------------------------------------------------------------------------------------------
 

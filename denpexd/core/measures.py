@@ -214,6 +214,23 @@ def metric_odd(job: JobState, rank: RankState, signal: Signal, now: float, limit
     return found
 
 
+def parted(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """A number that was always the same on it and on other ranks has differed for so many steps in a row.
+
+    `odd`: without it a strict majority of these ranks would agree.
+    """
+    steps, found = int(signal.params.get("steps", 4)), []
+    for name, twins in job.twins.items():
+        group = twins.parted(steps).get(rank.rank) if _wanted(signal, "name", name) else None
+        if group is None or (signal.params.get("odd") and rank.rank not in group.odd(steps)):
+            continue
+        said = [values[rank.rank][1] for values in group.rounds if rank.rank in values]
+        found += (
+            [e.saying(signal.means) for e in (said[:1] if said[0] is said[-1] else [said[0], said[-1]])] if said else []
+        )
+    return found
+
+
 def _values(job: JobState, key: tuple[str, str]) -> dict[int, Value]:
     return {r: s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics}
 

@@ -15,6 +15,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
 from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
+from denpexd.core.twins import Twins
 
 T = TypeVar("T")
 
@@ -149,6 +150,7 @@ class JobState:
     numbers_seq: int = -1  # of the newest number that was read
     slow_known: tuple[int, float, Slow] | None = None
     slow_since: dict[int, float] = field(default_factory=dict)  # by rank, without a break
+    twins: dict[str, Twins] = field(default_factory=dict)  # by number
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 

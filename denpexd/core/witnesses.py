@@ -151,6 +151,7 @@ class Witnesses:
         for state in job.ranks.values():
             state.restart(job.seq)
         job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
+        job.twins.clear()
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
 

@@ -9,7 +9,7 @@ import pytest
 from denpexd.catalog.load import load
 from denpexd.catalog.patterns import compile_pattern
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Hit
+from denpexd.core.events import Attempt, Hit
 from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
 from denpexd.core.intake import Intake
@@ -335,3 +335,19 @@ def test_units_and_inverses_are_read() -> None:
         ("own_time", "own time", 1000.5),
     ]
     assert reader.step("step 12 of it") == 12
+
+
+# --- numbers that were the same on all ranks ------------------------------------------------------------------------
+
+
+def test_an_average_that_is_no_longer_the_same_on_all_ranks(log: Log) -> None:
+    parted, odd = fact("parted", name="^loss$"), fact("parted", steps=4, odd=True)
+    for step in range(1, 18):
+        for rank in range(3):
+            log.say(float(step), rank, step, f"loss {3 - step / 50 + (0.4 if rank == 1 and step > 13 else 0):.4f}")
+        assert log.who(parted) == ([0, 1, 2] if step == 17 else [])
+    assert log.who(odd) == [1]
+    assert log.who(fact("parted", name="norm")) == []
+    assert [e.text.split()[1] for e in log.evidence(1, odd)] == ["14", "17"]
+    log.intake.attempt(Attempt(30.0, 1))
+    assert log.who(parted) == []
