@@ -64,8 +64,9 @@ class Frame:
 class Frames:
     """The stack of one rank's main thread, innermost frame first.
 
-    `kind`: "py-spy" (a look at a live process), "faulthandler" (printed by the program, by clock or signal),
-    "traceback" (the exception that ended it), "watchdog" (the stack of the failed collective, printed by torch).
+    `kind`: "py-spy" (a look at a live process, by py-spy or torch's worker server), "faulthandler" (printed by the
+    program, by clock or signal), "traceback" (the exception that ended it), "watchdog" (the stack of the failed
+    collective, printed by torch).
     `ticks`: CPU ticks used so far by the process when known; `state`: the letter of /proc stat when known.
     `others`: stacks of further threads and worker processes, each with its label.
     """

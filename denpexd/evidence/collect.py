@@ -10,6 +10,7 @@ from pathlib import Path
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
 from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence import worker_server
 from denpexd.evidence.procs import Claim, Processes, RankProcess
 from denpexd.evidence.stacks import PySpy, add_worker
 
@@ -269,7 +270,7 @@ class Collector:
                 return
             answer: Frames | EvidenceUnavailable
             try:
-                frames = await spy.dump(process.pid, rank, self._clock.now())
+                frames = await self._dump(spy, process)
                 answer = replace(frames, t=self._clock.now(), ticks=before.ticks, state=before.state)
             except EvidenceUnavailable as error:
                 answer = error
@@ -285,6 +286,17 @@ class Collector:
                         log.debug("no stack of worker %d of rank %d: %s", pid, rank, error)
                         continue
                 answers[rank] = answer = add_worker(answer, f"worker {pid}", worker)
+
+    async def _dump(self, spy: PySpy, process: RankProcess) -> Frames:
+        """By py-spy; where it cannot look, by the job's own worker server if it has one."""
+        try:
+            return await spy.dump(process.pid, process.rank, self._clock.now())
+        except EvidenceUnavailable:
+            name = worker_server.VARIABLE
+            path = (await asyncio.to_thread(self._processes.environ, process, (name,))).get(name)
+            if not path:
+                raise
+            return await worker_server.stack(path, process.pid, process.rank, self._clock.now())
 
     def _cannot(self, kind: str, error: EvidenceUnavailable, ranks: Sequence[int] = ()) -> list[Event]:
         """The gap as an event; logged once for each cause."""
