@@ -108,8 +108,9 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     Exit code 0: nothing wrong found, 1: a failure found, 2: unusable input.
     """
     from denpexd.diagnose import Diagnosis
+    from denpexd.notify.markdown import markdown
     from denpexd.notify.redact import redact, redact_verdict
-    from denpexd.notify.render import markdown, report
+    from denpexd.notify.render import report
 
     diagnosis = Diagnosis(catalogue(packs))
     verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]

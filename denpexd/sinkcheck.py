@@ -59,6 +59,7 @@ def sample(now: float) -> dict[str, object]:
         "quick_answer": "Nothing is wrong: somebody tries whether alerts arrive here.",
         "summary": "Test message of denpexd: nothing is wrong.",
         "evidence": [],
+        "stacks": [],
         "against": [],
         "missing": [],
         "alternatives": [],

@@ -4,7 +4,6 @@ The first line is the answer. Everything quoted from a job is escaped for its de
 out before (`redact`).
 """
 
-import re
 from collections.abc import Mapping
 
 from denpexd.notify.policy import Verdict
@@ -16,7 +15,6 @@ from denpexd.notify.text import (
     items,
     moment,
     one_line,
-    rank_list,
     rank_words,
     ranks,
     string,
@@ -90,6 +88,7 @@ def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) ->
     _facts(verdict, page)
     page.section("What happened", string(verdict, "root_cause"))
     _evidence(verdict, page)
+    _stacks(verdict, page)
     _against(verdict, page)
     _missing(verdict, page)
     _remedy(verdict, page)
@@ -142,18 +141,39 @@ def _evidence(verdict: Verdict, page: Page) -> None:
     page.head("Evidence")
     for number, item in enumerate(found):
         page.lines += [""] if number else []
-        page.lines.append("  " + page.paint(_origin(item), "dim"))
+        page.lines.append("  " + page.paint(origin(item), "dim"))
         page.lines += ["  │ " + cut(line, page.width - 4) for line in excerpt(str(item.get("text", "")))]
         if means := one_line(item.get("means")):
             page.text(means, "  └ ", "    ")
 
 
-def _origin(item: Mapping[str, object]) -> str:
+def origin(item: Mapping[str, object]) -> str:
     rank = item.get("rank")
     where = "launcher" if rank == -1 else f"rank {one_line(rank)}"
     if source := one_line(item.get("source")):
         where += f"  {source}" + (f", byte {one_line(item['offset'])}" if item.get("offset") else "")
     return where + (f"  {when}" if (when := moment(item.get("t"))) else "")
+
+
+def standing(verdict: Verdict) -> list[tuple[str, str]]:
+    """Groups of ranks with equal stacks: which ranks, and where they stand."""
+    rows = []
+    for group in items(verdict, "stacks"):
+        under, state = one_line(group.get("under")), one_line(group.get("state"))
+        at = one_line(group.get("at"))
+        at += (f" under {under}" if under and under != at else "") + (f", {state}" if state else "")
+        rows.append((rank_words(ranks(group, "ranks")), at))
+    return rows
+
+
+def _stacks(verdict: Verdict, page: Page) -> None:
+    rows = standing(verdict)
+    if not rows:
+        return
+    page.head("Where the ranks stand")
+    widest = min(24, max(len(name) for name, _ in rows))
+    for name, at in rows:
+        page.text(at, f"  {name:<{widest}}  ", " " * (widest + 4))
 
 
 def _against(verdict: Verdict, page: Page) -> None:
@@ -228,7 +248,7 @@ def _short_quotes(verdict: Verdict) -> list[str]:
     quotes = []
     for item in items(verdict, "evidence")[:3]:
         last = cut(excerpt(str(item.get("text", "")))[-1].strip(), 300)
-        quotes.append(f"{_origin(item)}\n> {last}\n  {one_line(item.get('means'))}".rstrip())
+        quotes.append(f"{origin(item)}\n> {last}\n  {one_line(item.get('means'))}".rstrip())
     return quotes
 
 
@@ -247,76 +267,3 @@ def _fit(parts: list[str], limit: int) -> str:
     if room < 40:
         return cut_chars("\n\n".join(parts), limit)
     return "\n\n".join([cut_chars("\n\n".join(body), room), tail] if body else [tail])
-
-
-def markdown(verdict: Verdict) -> str:
-    """The report as GitHub-flavoured Markdown; quotations in code fences that they cannot close."""
-    lines = [f"# {kind_word(verdict)}: {_md(verdict.get('title'))} ({_md(verdict.get('certainty'))})", ""]
-    lines += [_md(verdict.get("quick_answer")), ""]
-    lines += [f"| | |\n|---|---|\n| Started by | {_md(who(verdict))} |"]
-    for label, name in (("Victims", "collateral_ranks"), ("Not heard", "unheard_ranks")):
-        if found := ranks(verdict, name):
-            lines.append(f"| {label} | {_md(rank_list(found))} |")
-    for label, value in (
-        ("Job", verdict.get("job")),
-        ("Attempt", verdict.get("attempt")),
-        ("Step", verdict.get("step")),
-        ("Since", moment(verdict.get("opened_t"))),
-        ("Severity", verdict.get("severity")),
-        ("Failure", verdict.get("failure")),
-        ("Incident", verdict.get("key")),
-    ):
-        lines += [f"| {label} | {_md(value)} |"] if value not in (None, "") else []
-    lines += _md_text("What happened", verdict.get("root_cause"))
-    lines += _md_quotes(verdict) + _md_doubts(verdict) + _md_steps(verdict)
-    for head, name in (("How to prevent it", "prevention"),):
-        lines += _md_text(head, verdict.get(name))
-    references = verdict.get("references")
-    if isinstance(references, list | tuple) and references:
-        lines += ["", "## References", "", *(f"- <{one_line(url)}>" for url in references)]
-    return "\n".join(lines) + "\n"
-
-
-def _md(value: object) -> str:
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
-
-
-def _md_text(head: str, text: object) -> list[str]:
-    return ["", f"## {head}", "", _md(text)] if text else []
-
-
-def _fence(text: str) -> list[str]:
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return [ticks + "text", text, ticks]
-
-
-def _md_quotes(verdict: Verdict) -> list[str]:
-    lines = ["", "## Evidence"] if items(verdict, "evidence") else []
-    for item in items(verdict, "evidence"):
-        lines += ["", f"**{_md(_origin(item))}**: {_md(item.get('means'))}", ""]
-        lines += _fence("\n".join(excerpt(str(item.get("text", "")), 20)))
-    return lines
-
-
-def _md_doubts(verdict: Verdict) -> list[str]:
-    lines = [f"- {_md(i.get('text'))} {_md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
-    lines += [f"- not {_md(i.get('failure'))}: {_md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
-    missing = [f"- {_md(i.get('fact'))}: {_md(i.get('how'))}" for i in items(verdict, "missing")]
-    lines = ["", "## What speaks against it", "", *lines] if lines else []
-    return lines + (["", "## What is missing", "", *missing] if missing else [])
-
-
-def _md_steps(verdict: Verdict) -> list[str]:
-    lines: list[str] = []
-    for number, step in enumerate(items(verdict, "remediation"), 1):
-        lines.append(f"{number}. {_md(step.get('do'))} ({_md(step.get('risk'))})")
-        if command := string(step, "command"):
-            lines += ["", *(f"   {line}" for part in _fence(command) for line in part.split("\n")), ""]
-    lines = ["", "## What to do", "", *lines] if lines else []
-    for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
-        lines += ["", f"{label}: {_md(verdict[name])}"] if verdict.get(name) else []
-    if safe := verdict.get("resume_safe"):
-        lines += ["", f"Resume from the last checkpoint: {_md(safe)}"]
-    if command := string(verdict, "verification"):
-        lines += ["", "## How to check that it worked", "", *_fence(command)]
-    return lines

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from denpexd.notify.render import markdown, report, summary_text
+from denpexd.notify.markdown import markdown
+from denpexd.notify.render import report, summary_text
 from denpexd.notify.text import cells, cut, excerpt, rank_list, rank_words
 
 VERDICT: dict[str, Any] = {
@@ -189,3 +190,20 @@ def test_a_cut_fits(text: str, width: int) -> None:
 def test_the_size_of_the_world_is_told_where_all_its_ranks_are_known() -> None:
     some = {**VERDICT, "initiating_ranks": [5], "collateral_ranks": [1, 3], "unheard_ranks": [], "nodes": {}}
     assert report(some, color=False, width=100).splitlines()[0].startswith("● HANG  rank 5  ")
+
+
+def test_where_the_ranks_stand_is_told_by_groups_in_the_report_and_in_markdown() -> None:
+    stacks = [
+        {
+            "ranks": [0],
+            "at": "forward (_functions.py:78)",
+            "under": "validate (train.py:214)",
+            "state": "",
+        },
+        {"ranks": [1, 2, 3], "at": "barrier (c10d.py:4)", "under": "", "state": "stopped"},
+    ]
+    said = report({"stacks": stacks}, color=False, width=100)
+    assert "Where the ranks stand\n  rank 0     forward (_functions.py:78) under validate (train.py:214)\n" in said
+    assert "  ranks 1-3  barrier (c10d.py:4), stopped" in said
+    assert "| ranks 1-3 | barrier (c10d.py:4), stopped |" in markdown({"stacks": stacks}).replace("\\", "")
+    assert "stand" not in report({"stacks": []}, color=False, width=100)

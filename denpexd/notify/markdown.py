@@ -1,0 +1,85 @@
+"""The report as GitHub-flavoured Markdown."""
+
+import re
+
+from denpexd.notify.policy import Verdict
+from denpexd.notify.render import kind_word, origin, standing, who
+from denpexd.notify.text import excerpt, items, moment, one_line, rank_list, ranks, string
+
+
+def markdown(verdict: Verdict) -> str:
+    """The report as GitHub-flavoured Markdown; quotations in code fences that they cannot close."""
+    lines = [f"# {kind_word(verdict)}: {_md(verdict.get('title'))} ({_md(verdict.get('certainty'))})", ""]
+    lines += [_md(verdict.get("quick_answer")), ""]
+    lines += [f"| | |\n|---|---|\n| Started by | {_md(who(verdict))} |"]
+    for label, name in (("Victims", "collateral_ranks"), ("Not heard", "unheard_ranks")):
+        if found := ranks(verdict, name):
+            lines.append(f"| {label} | {_md(rank_list(found))} |")
+    for label, value in (
+        ("Job", verdict.get("job")),
+        ("Attempt", verdict.get("attempt")),
+        ("Step", verdict.get("step")),
+        ("Since", moment(verdict.get("opened_t"))),
+        ("Severity", verdict.get("severity")),
+        ("Failure", verdict.get("failure")),
+        ("Incident", verdict.get("key")),
+    ):
+        lines += [f"| {label} | {_md(value)} |"] if value not in (None, "") else []
+    lines += _md_text("What happened", verdict.get("root_cause"))
+    lines += _md_quotes(verdict) + _md_stacks(verdict) + _md_doubts(verdict) + _md_steps(verdict)
+    for head, name in (("How to prevent it", "prevention"),):
+        lines += _md_text(head, verdict.get(name))
+    references = verdict.get("references")
+    if isinstance(references, list | tuple) and references:
+        lines += ["", "## References", "", *(f"- <{one_line(url)}>" for url in references)]
+    return "\n".join(lines) + "\n"
+
+
+def _md(value: object) -> str:
+    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
+
+
+def _md_text(head: str, text: object) -> list[str]:
+    return ["", f"## {head}", "", _md(text)] if text else []
+
+
+def _fence(text: str) -> list[str]:
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return [ticks + "text", text, ticks]
+
+
+def _md_quotes(verdict: Verdict) -> list[str]:
+    lines = ["", "## Evidence"] if items(verdict, "evidence") else []
+    for item in items(verdict, "evidence"):
+        lines += ["", f"**{_md(origin(item))}**: {_md(item.get('means'))}", ""]
+        lines += _fence("\n".join(excerpt(str(item.get("text", "")), 20)))
+    return lines
+
+
+def _md_stacks(verdict: Verdict) -> list[str]:
+    lines = [f"| {_md(who_stands)} | {_md(at)} |" for who_stands, at in standing(verdict)]
+    return ["", "## Where the ranks stand", "", "| | |\n|---|---|", *lines] if lines else []
+
+
+def _md_doubts(verdict: Verdict) -> list[str]:
+    lines = [f"- {_md(i.get('text'))} {_md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
+    lines += [f"- not {_md(i.get('failure'))}: {_md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
+    missing = [f"- {_md(i.get('fact'))}: {_md(i.get('how'))}" for i in items(verdict, "missing")]
+    lines = ["", "## What speaks against it", "", *lines] if lines else []
+    return lines + (["", "## What is missing", "", *missing] if missing else [])
+
+
+def _md_steps(verdict: Verdict) -> list[str]:
+    lines: list[str] = []
+    for number, step in enumerate(items(verdict, "remediation"), 1):
+        lines.append(f"{number}. {_md(step.get('do'))} ({_md(step.get('risk'))})")
+        if command := string(step, "command"):
+            lines += ["", *(f"   {line}" for part in _fence(command) for line in part.split("\n")), ""]
+    lines = ["", "## What to do", "", *lines] if lines else []
+    for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
+        lines += ["", f"{label}: {_md(verdict[name])}"] if verdict.get(name) else []
+    if safe := verdict.get("resume_safe"):
+        lines += ["", f"Resume from the last checkpoint: {_md(safe)}"]
+    if command := string(verdict, "verification"):
+        lines += ["", "## How to check that it worked", "", *_fence(command)]
+    return lines
