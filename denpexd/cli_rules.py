@@ -21,7 +21,7 @@ FEW = 12  # rules whose examples are played second by second
 CLAUSES = click.option(
     "--clauses",
     type=click.Choice(["require", "report", "skip"]),
-    default="report",
+    default="require",
     show_default=True,
     help="Clauses that no example needs: a mistake, worth a line, or not looked for.",
 )

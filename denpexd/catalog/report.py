@@ -155,7 +155,7 @@ def table(report: CheckReport) -> str:
     lines += [f"{one.rule}: example '{one.example}': {one.why}" for one in results if not one.ok]
     lines += [f"{error}" for error in report.overlaps]
     if report.unneeded:
-        worth = "" if report.require_clauses else " (told, no mistake; --clauses require makes them one)"
+        worth = "" if report.require_clauses else " (told, no mistake)"
         head = f"{len(report.unneeded)} clauses that no example needs{worth}:"
         lines += [*([""] if lines else []), head, *(str(error) for error in report.unneeded)]
     cells = [("rule", "schema", "lint", "fired", "silent", "clauses", "overlaps", "result")]

@@ -99,12 +99,23 @@ def test_a_new_rule_passes_every_check_and_the_schema(tmp_path: Path) -> None:
     assert call("rules", "new", "my-disk", "--category", "storage", "--into", str(tmp_path)).exit_code == 0
     path = tmp_path / "storage" / "my-disk.yaml"
     assert path.read_text().startswith(f"# yaml-language-server: $schema={schema_file()}\n")
-    result = call("rules", "test", str(path), "--clauses", "require", "--format", "json")
+    result = call("rules", "test", str(path), "--format", "json")
     said = json.loads(result.output)
     assert (result.exit_code, said["ok"], said["errors"]) == (0, True, [])
     document, _ = read(path)
     assert document is not None
     jsonschema.Draft202012Validator(json_schema()).validate(document.data)
+
+
+def test_a_clause_that_no_example_needs_is_a_mistake_unless_only_told(tmp_path: Path) -> None:
+    call("rules", "new", "my-disk", "--category", "storage", "--into", str(tmp_path))
+    path = tmp_path / "storage" / "my-disk.yaml"
+    more = "signals:\n  never:\n    log: 'words that nothing prints'\n    means: x\n"
+    path.write_text(path.read_text().replace("signals:\n", more, 1))
+    result = call("rules", "test", str(path))
+    assert result.exit_code == 1
+    assert "no example needs this clause: signal never" in result.output
+    assert call("rules", "test", str(path), "--clauses", "report").exit_code == 0
 
 
 @pytest.mark.parametrize(
