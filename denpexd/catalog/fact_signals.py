@@ -194,9 +194,9 @@ class Spike(FactSignal):
 
 
 class Slow(FactSignal):
-    """The rank needs `factor` times as long as the others, for so long."""
+    """The rank needs `factor` times as long as the others, for so long; `uneven`: some rank does, unnamed."""
 
-    fact: Literal["slow"]
+    fact: Literal["slow", "uneven"]
     factor: Annotated[float, Field(ge=1.3)] | None = None
     for_: Seconds | None = Field(None, alias="for")
 

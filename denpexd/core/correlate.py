@@ -60,7 +60,7 @@ WAIT_FACTS = (
 STACK_FACTS = ("frame", "odd_stack", "busy", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
-PACE_FACTS = ("slow", "throughput", "spike", "overlong", "parted")  # of many
+PACE_FACTS = ("slow", "uneven", "throughput", "spike", "overlong", "parted")  # of many
 END_FACTS = (
     "exit",
     "gone",
@@ -202,7 +202,7 @@ class Correlator:
             self._placed_anew()
         elif signal.role == "kernel":
             self._touch(self._index.kernel, news=True)
-        told = signal.role not in ("phase", "config") and "metric" not in hit.fields
+        told = signal.role not in ("phase", "config", "metric") and "metric" not in hit.fields
         self._touch(self._index.signal(hit.signal), news=told)
         if signal.event:
             self._touch(self._index.facts("told_to_stop", "oom_killed", *END_FACTS), news=True)

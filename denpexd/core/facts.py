@@ -213,6 +213,7 @@ FACTS: Mapping[str, Fact] = {
     "nonfinite": measures.nonfinite,
     "spike": measures.spike,
     "slow": measures.slow,
+    "uneven": measures.uneven,
     "throughput": measures.throughput,
     "overlong": measures.overlong,
     "ended": ended,

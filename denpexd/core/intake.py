@@ -17,11 +17,13 @@ from denpexd.core.twins import MAX_NAMES, Twins
 from denpexd.core.witnesses import Witnesses
 
 AVERAGED = ("loss", "gradient_norm")  # numbers that ranks may print after an all-reduce
+TIMES = ("timer", "timed", "most")  # captures of timers
 OLD = 600.0  # seconds after which a word about the job may be forgotten
 PREPARES = re.compile(  # labels of bars that no training loop draws
     r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
     r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
 )
+_NAMED = re.compile(r"\brank=(\d+)")
 EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
 
 
@@ -106,6 +108,8 @@ class Intake(Witnesses):
         if signal.about is None:
             return (event.rank,)
         named = event.fields.get(signal.about, "")
+        if "rank=" in named:
+            named = " ".join(_NAMED.findall(named))
         if signal.about in ("pid", "leader"):
             return (0 if signal.about == "leader" else self._by_pid(named),)
         return [rank for part in named.replace(",", " ").split() for rank in ranks_in(part)]
@@ -135,6 +139,8 @@ class Intake(Witnesses):
         if (batches := counter(fields.get("batches"))) is not None:
             state.batches = batches
         stated.keep(state, fields, evidence)
+        if not fields.keys().isdisjoint(TIMES):
+            self.job.timers.read(self.job, fields, evidence, (state.epoch, state.step))
         value = fields.get("value") or fields.get("digest")
         if value and "metric" in fields:
             self._metric(state, event, value, evidence)

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from statistics import median
 
 from denpexd.core.cadence import Limits
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import NotFinite, Place
+from denpexd.core.pace import MATERIAL, seconds_of_step
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
 
@@ -117,11 +119,29 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
     since = job.slow_since.get(rank.rank, now)
     if series is not None and (rank.phase == "end" or rank.exits):
         lasting = min(lasting, (since - series.since) / 2)
-    if rank.moved_t - since < lasting:
+    if max(rank.moved_t, series.newest[-1].t if series else rank.moved_t) - since < lasting:
         return []
     if series is None or series.evidence is None:
         return [observed(rank, now, text, signal.means, kind="log")]
     return [_quoting(series.evidence, f"{text}: {series.evidence.text}", signal.means)]
+
+
+def uneven(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """The longest time of a timer is `factor` times as far above the shortest as usual, for so long; whose is not said.
+
+    Holds for the rank that prints the report, while no rank is known to be the slow one.
+    """
+    factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 0.0))
+    for name, known in job.timers.extremes.items():
+        series = known.series
+        if known.rank is not None or known.teller != rank.rank or not known.wide(factor) or known.wide_since is None:
+            continue
+        if series.evidence is None or series.newest[-1].t - known.wide_since < lasting or job.slow_ranks(now):
+            continue
+        if known.excess >= MATERIAL * (seconds_of_step(job) or series.newest[-1].value):
+            text = f"{name}: {series.evidence.text.strip()} (usual ratio before: {median(known.usual):.2f})"
+            return [_quoting(series.evidence, text, signal.means)]
+    return []
 
 
 def throughput(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:

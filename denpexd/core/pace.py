@@ -135,7 +135,21 @@ def slow_ranks(job: "JobState") -> Slow:
         for rank, (times, text) in judge(job, quantity, name, ranks).items():
             if rank not in found or found[rank][0] < times:
                 found[rank] = times, text, ranks[rank]
-    return found | {rank: known for rank, known in _lagging(job).items() if rank not in found}
+    others = {**_lagging(job), **_named_slowest(job)}
+    return found | {rank: known for rank, known in others.items() if rank not in found}
+
+
+def _named_slowest(job: "JobState") -> Slow:
+    """The rank that reports of shortest and longest times have named as the slowest each time."""
+    found: Slow = {}
+    for name, extremes in job.timers.extremes.items():
+        if extremes.rank is None or len(extremes.series.newest) < REPORTS:
+            continue
+        times, step = min(extremes.ratios), seconds_of_step(job) or extremes.series.newest[-1].value
+        if times >= LOOK and extremes.excess >= MATERIAL * step:
+            text = f"{name}: the longest in the last {REPORTS} reports, {times:.3g} times the shortest or more"
+            found[extremes.rank] = times, text, extremes.series
+    return found
 
 
 def _last(series: Series, quantity: str) -> list[float]:

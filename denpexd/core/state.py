@@ -15,6 +15,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
 from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
+from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
 
 T = TypeVar("T")
@@ -69,8 +70,8 @@ class RankState:
 
     @property
     def heard(self) -> bool:
-        """Anything at all shows this rank: a line, a stack, a process."""
-        return self.printed or self.looked_at or bool(self.exits) or bool(self.seen)
+        """Anything at all shows this rank: a line, a stack, a process, a time that another rank reports of it."""
+        return self.printed or self.looked_at or bool(self.exits or self.seen or self.numbers.series)
 
     @property
     def gone(self) -> Exited | None:
@@ -151,6 +152,7 @@ class JobState:
     slow_known: tuple[int, float, Slow] | None = None
     slow_since: dict[int, float] = field(default_factory=dict)  # by rank, without a break
     twins: dict[str, Twins] = field(default_factory=dict)  # by number
+    timers: Timers = field(default_factory=Timers)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 

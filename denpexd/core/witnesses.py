@@ -8,6 +8,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.records import Exited, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_ROUNDS, JobState, RankState
+from denpexd.core.timers import Timers
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
@@ -152,6 +153,7 @@ class Witnesses:
             state.restart(job.seq)
         job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
         job.twins.clear()
+        job.timers = Timers()
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
 
