@@ -25,6 +25,7 @@ from denpexd.daemon import CollectorLike, Daemon
 from denpexd.errors import SettingsError
 from denpexd.evidence.collect import Collector
 from denpexd.evidence.procs import Processes
+from denpexd.evidence.ras import Ras
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.notify.deliver import Deliverer
@@ -99,11 +100,15 @@ async def run(
         waker = Waker(clock)
         reader = Reader(Discovery(settings.paths, settings.job), clock, waker, positions, settings.ingest.sweep)
         cleanup.callback(reader.close)
+        processes = Processes(root_pid=root_pid, pipe=pipe)
+        ras = Ras(processes, clock, daring=settings.evidence.ras == "on")
+        cleanup.callback(ras.close)
         collector = collector or Collector(
-            Processes(root_pid=root_pid, pipe=pipe),
+            processes,
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
             lone=settings.evidence.processes == "any" or root_pid is not None,
+            sources={} if settings.evidence.ras == "off" else {"ras": ras},
         )
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from denpexd.catalog.examples import FactAt, LineAt, StackAt, TimelineEvent
+from denpexd.catalog.examples import RAS_FACTS, FactAt, LineAt, StackAt, TimelineEvent
 from denpexd.core.events import Exit, Fact, Frames
 from denpexd.errors import CaseError
 from denpexd.evidence.stacks import parse_text
@@ -142,5 +142,5 @@ def from_timeline(
             case FactAt(t, rank, "gone"):
                 recording.exits.append(Exit(t, rank, None))
             case FactAt(t, rank, fact, fields):
-                recording.states.append(Fact(t, rank, fact, fields))
+                recording.states.append(Fact(t, rank, fact, fields, "ras" if fact in RAS_FACTS else ""))
     return recording

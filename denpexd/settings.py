@@ -136,7 +136,10 @@ class Evidence(Section):
         "or descend from exec; any = also those of a lone job without such a link, where nothing else runs",
     )
     flight_recorder: FlightRecorder = Field(default_factory=FlightRecorder)
-    ras: Switch = Field(default="auto", description="NCCL RAS, the status port of NCCL >= 2.24")
+    ras: Switch = Field(
+        default="auto",
+        description="NCCL RAS: auto asks releases of NCCL without a known flaw, on also those that a query may crash",
+    )
 
 
 _Budget = Annotated[Duration, Field(ge=1)]

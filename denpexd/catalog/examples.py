@@ -16,8 +16,14 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "gone": (),
     "frozen": ("state",),
     "oom_killed": (),
+    "unreachable": ("dead",),
+    "launched_less": ("launched", "most"),
+    "launched_other": ("group", "op"),
 }
 """What `!` may state, with its fields. An exit signal becomes the code a parent sees (signal=9: code=-9)."""
+
+RAS_FACTS = frozenset({"unreachable", "launched_less", "launched_other"})
+"""Those that NCCL's RAS tells."""
 
 _LINE = re.compile(r"\s*(?P<t>\d+(?:\.\d+)?)\s+(?P<ranks>\S+)\s+(?P<kind>[|>!])(?: (?P<text>.*))?")
 _RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")

@@ -102,8 +102,9 @@ def _calls(job: JobState) -> tuple[dict[int, str], dict[int, Evidence]]:
 
 
 def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Has enqueued less than every rank of its group that timed out."""
-    found = []
+    """Has enqueued less than every rank of its group that timed out, or launched less than most (NCCL RAS)."""
+    known = rank.states.get("launched_less")
+    found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
     for group, mine in rank.collectives.items():
         others = [c.enqueued for r, c in _peers(job, group).items() if r != rank.rank and c.enqueued is not None]
         if mine.enqueued is None or not others or mine.evidence is None:

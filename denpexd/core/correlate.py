@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from denpexd.core import cadence
+from denpexd.core.asking import Asking
 from denpexd.core.events import (
     Activity,
     Attempt,
@@ -35,7 +36,7 @@ from denpexd.core.speaker import Matches, Speaker
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
-FACT_OF = {"attempt_failed": "restarted"}
+FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind"}
 FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps")
 STATED_FACTS = (
     "stated",
@@ -73,7 +74,6 @@ END_FACTS = (
     "failed_itself",
     "left_first",
 )
-BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 
 
 class Correlator:
@@ -92,14 +92,17 @@ class Correlator:
         self.job = JobState(job, start_t, world_size=world_size)
         self.now = start_t
         self.fingerprints: dict[str, int] = {}
-        self.suspected = 0
         self.held: set[str] | None = None  # ids of signals that held for some rank at some time, where somebody asks
         self._matches = Matches()
         self._speaker = Speaker(self.job, self.limits, self._matches)
         self.use(catalog)
         self._measured = -1  # the newest number that was judged
-        self._looks = 0
-        self._next_look = float("-inf")
+        self._asking = Asking()
+
+    @property
+    def suspected(self) -> int:
+        """Times the job fell silent beyond its rhythm."""
+        return self._asking.suspected
 
     def use(self, catalog: Catalog) -> None:
         """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
@@ -172,7 +175,8 @@ class Correlator:
                     self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
-                self._touch(self._index.facts(FACT_OF.get(event.name, event.name), "disk_sleep"), news=False)
+                more = FIELD_FACTS if event.name == "launched_other" else ("disk_sleep",)
+                self._touch(self._index.facts(FACT_OF.get(event.name, event.name), *more), news=False)
             case Joined():
                 self._intake.joined(event)
                 self._placed_anew()
@@ -180,7 +184,7 @@ class Correlator:
                 self._intake.attempt(event)
                 self._matches.clear()
                 self._speaker.dismissed = None
-                self._looks = 0
+                self._asking.anew()
             case Blind():
                 self.job.blind_until = max(self.job.blind_until, event.t)
             case Tick():
@@ -230,12 +234,7 @@ class Correlator:
 
     def _tick(self, out: list[Output]) -> None:
         silence = self.job.silence(self.now)
-        if self.job.over or (self.job.ended and not any(s.pid for s in self.job.ranks.values())):
-            self._looks = 0
-        elif silence >= cadence.suspicion(self.limits, self.job.usual):
-            self._look(out)
-        else:
-            self._looks, self._next_look = 0, float("-inf")
+        out += self._asking.at(self.now, self.job, self.limits)
         if self.job.numbers_seq != self._measured:
             self._measured = self.job.numbers_seq
             self._dirty |= self._index.facts(*PACE_FACTS)
@@ -243,15 +242,6 @@ class Correlator:
         self._judge(timed | set(self._matches.live) | self._dirty)
         self._dirty = set()
         self._speaker.speak(out, self.now, at_tick=True)
-
-    def _look(self, out: list[Output]) -> None:
-        if self.now < self._next_look:
-            return
-        if self._looks == 0:
-            self.suspected += 1
-        self._want(out, "stacks", (), f"no progress for {self.job.silence(self.now):.0f} s")
-        self._next_look = self.now + BACK_OFF[min(self._looks, len(BACK_OFF) - 1)]
-        self._looks += 1
 
     def _want(self, out: list[Output], kind: str, ranks: tuple[int, ...], why: str) -> None:
         out.append(Want(self.now, kind, tuple(r for r in ranks if r >= 0), why))

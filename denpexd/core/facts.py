@@ -187,6 +187,7 @@ FACTS: Mapping[str, Fact] = {
     "gpu_memory": gpu_memory.gpu_memory,
     "frozen": kept_state("frozen"),
     "disk_sleep": kept_state("disk_sleep"),
+    "unreachable": kept_state("unreachable"),
     "stalled": stalled,
     "trained": trained,
     "silent": silent,

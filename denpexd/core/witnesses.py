@@ -5,9 +5,9 @@ import re
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
-from denpexd.core.records import Exited, RaisedBy, Round, Snapshot
+from denpexd.core.records import Collective, Exited, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import MAX_ROUNDS, JobState, RankState
+from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
 from denpexd.core.timers import Timers
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
@@ -112,17 +112,27 @@ class Witnesses:
         if name == "recent":
             self.job.recent = fields.get("recent") != "false"
             return
+        if name == "launched_other":
+            said = Evidence(rank, "ras", event.source, 0, event.t, event.text, "", seq=self.job.seq)
+            self._stands_in(state, fields.get("group", ""), fields.get("op", ""), said)
+            return
         means = (
             fields.get("how", "") if name == "evidence_unavailable" else f"a witness reports: {name.replace('_', ' ')}"
         )
         text = event.text or fields.get("why", "") or name.replace("_", " ")
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
-        kind = "launcher" if name.startswith("launcher") else "process"
+        kind = "launcher" if name.startswith("launcher") else "ras" if event.source == "ras" else "process"
         state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
         if name == "frozen" and fields.get("state") == "D":
             state.states["disk_sleep"] = state.states[key]
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
+
+    @staticmethod
+    def _stands_in(state: RankState, group: str, op: str, said: Evidence) -> None:
+        """A collective that the rank has launched and others of its group have not."""
+        if group in state.collectives or len(state.collectives) < MAX_GROUPS:
+            state.collectives[group] = Collective(op=op, evidence=said)
 
     def _round(self, event: Fact) -> None:
         fields, rounds = event.fields, self.job.rounds

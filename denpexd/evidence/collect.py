@@ -4,36 +4,40 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
 from denpexd.errors import EvidenceUnavailable
-from denpexd.evidence import worker_server
+from denpexd.evidence.looks import Looks
 from denpexd.evidence.procs import Claim, Processes, RankProcess
-from denpexd.evidence.stacks import PySpy, add_worker
+from denpexd.evidence.stacks import PySpy
 
 log = logging.getLogger(__name__)
 
 _DEADLINE = 15.0
-_AT_ONCE = 8
-_WORKERS_PER_RANK = 8
 _MOST_CAUSES = 1000
 _SCAN_EVERY = 2.0
 # Looks in a row, about one a second, until a state counts: disk sleep is everyday, a debugger's stop may be short.
 _LOOKS_UNTIL_FROZEN = {"T": 1, "t": 2, "D": 5}
-# A rank whose main thread stands in one of these waits for a process below it; further out they only started it.
-_INNERMOST = 12
-_WAITS_FOR_WORKERS = ("torch/utils/data/", "multiprocessing/", "concurrent/futures/", "queue.py", "subprocess.py")
 _LATE = EvidenceUnavailable(
     "py-spy was not done with all ranks in time", "the node may be overloaded; it is asked again"
 )
 
 
+class Source(Protocol):
+    """A witness that is asked about all ranks of this node at once."""
+
+    async def collect(self, here: Sequence[RankProcess]) -> list[Event]:
+        """What it says; EvidenceUnavailable: why it says nothing."""
+        ...
+
+
 class Collector:
     """Evidence about one job on one node. `stacks`: "auto" or "off"; `lone`: a job that nothing ties to the watched
-    files is taken for theirs, as long as its output goes to no other file.
+    files is taken for theirs, as long as its output goes to no other file. `sources`: further witnesses, by the kind
+    of wish that they answer; other kinds are answered by nothing.
 
     `counts` holds (kind, outcome) -> number, `seconds` kind -> total time spent; both are for the metrics. Outcomes:
     ok, gone, unavailable, off. Use from one event loop; reading and parsing happen in threads.
@@ -48,9 +52,11 @@ class Collector:
         lone: bool = False,
         spy: PySpy | None = None,
         deadline: float = _DEADLINE,
+        sources: Mapping[str, Source] | None = None,
     ) -> None:
-        self._processes, self._clock, self._deadline, self._lone = processes, clock, deadline, lone
-        self._spy = None if stacks == "off" else spy or PySpy()
+        self._sources = sources or {}
+        self._processes, self._clock, self._lone = processes, clock, lone
+        self._looks = None if stacks == "off" else Looks(processes, clock, spy or PySpy(), deadline)
         self._known: dict[int, RankProcess] = {}
         self._lost: dict[int, RankProcess] = {}
         self._still: dict[int, tuple[RankProcess, int]] = {}
@@ -62,7 +68,6 @@ class Collector:
         self._strangers: list[Claim] = []
         self._next_scan = float("-inf")
         self._table_lock = asyncio.Lock()
-        self._spy_lock = asyncio.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
         self.seconds: dict[str, float] = {"process": 0.0, "stacks": 0.0}
 
@@ -117,6 +122,8 @@ class Collector:
 
     async def collect(self, want: Want) -> list[Event]:
         """What can be seen of the wanted ranks that live here, within the deadline; a Fact names what cannot."""
+        if want.kind not in ("stacks", "process", *self._sources):
+            return []
         started = self._clock.now()
         async with self._table_lock:
             events = self._update(await self._look_again())
@@ -126,7 +133,10 @@ class Collector:
             events += self._cannot("process", error)
         ranks = set(want.ranks) or self._known.keys() | self._lost.keys()
         here = [self._known[rank] for rank in sorted(ranks & self._known.keys())]
-        events += await self._stacks(here) if want.kind == "stacks" else self._states(here, events)
+        if want.kind in self._sources:
+            events += await self._source(want.kind, here)
+        else:
+            events += await self._stacks(here) if want.kind == "stacks" else self._states(here, events)
         reported = {event.rank for event in events if isinstance(event, Exit)}
         gone = sorted(ranks & self._lost.keys())
         events += [Exit(self._clock.now(), rank) for rank in gone if rank not in reported]
@@ -222,22 +232,22 @@ class Collector:
         stopped = [p for p in here if p.rank in self._frozen and p.rank not in facts]
         return [*(_joined(t, p) for p in here if p.rank not in joined), *(_frozen(t, p) for p in stopped)]
 
+    async def _source(self, kind: str, here: list[RankProcess]) -> list[Event]:
+        try:
+            events = await self._sources[kind].collect(here)
+        except EvidenceUnavailable as error:
+            self._count(kind, "unavailable", 1)
+            return self._cannot(kind, error)
+        self._count(kind, "ok", 1)
+        return events
+
     async def _stacks(self, here: list[RankProcess]) -> list[Event]:
         """One look at every rank; those that are not done by the deadline are given up."""
-        if self._spy is None:
+        if self._looks is None:
             self._count("stacks", "off", 1)
             off = EvidenceUnavailable("stacks are switched off", "set evidence.stacks: auto")
             return self._cannot("stacks", off, [process.rank for process in here])
-        answers: dict[int, Frames | EvidenceUnavailable | None] = {}
-        async with self._spy_lock:
-            gate = asyncio.Semaphore(_AT_ONCE)
-            try:
-                # A group waits until every look has ended and taken its py-spy with it, also when the time is up.
-                async with asyncio.timeout(self._deadline), asyncio.TaskGroup() as looks:
-                    for process in here:
-                        looks.create_task(self._look(self._spy, process, gate, answers))
-            except TimeoutError:
-                log.warning("stacks of %d ranks were not there after %g s", len(here) - len(answers), self._deadline)
+        answers = await self._looks.at(here)
         events: list[Event] = []
         causes: dict[tuple[str, str], list[int]] = {}
         for process in here:
@@ -253,50 +263,6 @@ class Collector:
         for (why, how), ranks in causes.items():
             events += self._cannot("stacks", EvidenceUnavailable(why, how), ranks)
         return events
-
-    async def _look(
-        self,
-        spy: PySpy,
-        process: RankProcess,
-        gate: asyncio.Semaphore,
-        answers: dict[int, Frames | EvidenceUnavailable | None],
-    ) -> None:
-        """The stack of one rank, then those of its workers if it waits for one; None in `answers`: it is gone."""
-        rank = process.rank
-        async with gate:
-            before = await asyncio.to_thread(self._processes.again, process)
-            if before is None:
-                answers[rank] = None
-                return
-            answer: Frames | EvidenceUnavailable
-            try:
-                frames = await self._dump(spy, process)
-                answer = replace(frames, t=self._clock.now(), ticks=before.ticks, state=before.state)
-            except EvidenceUnavailable as error:
-                answer = error
-            # The same process before and after: only then the stack is this rank's.
-            alive = await asyncio.to_thread(self._processes.again, process)
-            answers[rank] = answer if alive is not None else None
-        if alive is not None and isinstance(answer, Frames) and _waits_for_worker(answer):
-            for pid in process.children[:_WORKERS_PER_RANK]:
-                async with gate:
-                    try:
-                        worker = await spy.dump(pid, rank, self._clock.now())
-                    except EvidenceUnavailable as error:
-                        log.debug("no stack of worker %d of rank %d: %s", pid, rank, error)
-                        continue
-                answers[rank] = answer = add_worker(answer, f"worker {pid}", worker)
-
-    async def _dump(self, spy: PySpy, process: RankProcess) -> Frames:
-        """By py-spy; where it cannot look, by the job's own worker server if it has one."""
-        try:
-            return await spy.dump(process.pid, process.rank, self._clock.now())
-        except EvidenceUnavailable:
-            name = worker_server.VARIABLE
-            path = (await asyncio.to_thread(self._processes.environ, process, (name,))).get(name)
-            if not path:
-                raise
-            return await worker_server.stack(path, process.pid, process.rank, self._clock.now())
 
     def _cannot(self, kind: str, error: EvidenceUnavailable, ranks: Sequence[int] = ()) -> list[Event]:
         """The gap as an event; logged once for each cause."""
@@ -324,7 +290,3 @@ def _frozen(t: float, process: RankProcess) -> Fact:
     fields = {"state": process.state, "pid": str(process.pid), "wchan": process.wchan or ""}
     text = f"process {process.pid} of rank {process.rank} is in state {process.state}{where}"
     return Fact(t, process.rank, "frozen", fields, source="process", text=text)
-
-
-def _waits_for_worker(frames: Frames) -> bool:
-    return any(frame.path.startswith(_WAITS_FOR_WORKERS) for frame in frames.frames[:_INNERMOST])
