@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TextIO
 
+from denpexd.bundle import versions_of
 from denpexd.catalog.load import shipped_rules
 from denpexd.catalog.packs import Packs, load_packs
 from denpexd.clock import Clock, SteadyClock
@@ -28,6 +29,7 @@ from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
+from denpexd.keeper import FOLDER, Keeper
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
@@ -35,7 +37,9 @@ from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Rules, make_scanner
-from denpexd.settings import Settings, read_secret
+from denpexd.settings import Settings, show
+from denpexd.settings_sources import read_secret
+from denpexd.shelf import Shelf
 from denpexd.state import of_daemon
 from denpexd.systemd_notify import sd_notify
 from denpexd.web.api import create_app
@@ -59,6 +63,18 @@ def load_rules(settings: Settings) -> Packs:
     return packs
 
 
+def _keeper(folder: Path, settings: Settings, pipeline: Pipeline, reader: Reader, rules: Rules, clock: Clock) -> Keeper:
+    """Who keeps the evidence of incidents in this folder."""
+    keep, engine = settings.keep, pipeline.scanner.engine_name
+    return Keeper(
+        Shelf(folder / FOLDER, keep.size, keep.age),
+        pipeline,
+        clock,
+        about=lambda: (show(settings), versions_of(engine, rules.packs)),
+        sources=lambda: list(reader.found),
+    )
+
+
 async def run(
     settings: Settings,
     *,
@@ -74,13 +90,14 @@ async def run(
     until: Callable[["Daemon"], bool] | None = None,
     listening: Callable[[str], None] | None = None,
     reread: Callable[[], Settings] | None = None,
+    keep: Path | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
     `root_pid`: the job is this process and what descends from it. `pipe`: inode of the pipe its output comes through.
     `any_port`: if another daemon has the port, take a free one. `state` opens the state in the folder of the settings;
     `fresh`: of it only unsent alerts are taken over, nothing about files and jobs. `collector`: who answers for the
-    processes, those of this node if nobody is given.
+    processes, those of this node if nobody is given. `keep`: where bundles go, if not into the state folder.
     """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
@@ -92,7 +109,12 @@ async def run(
         store = await asyncio.to_thread(state, settings.state_dir, clock)
         cleanup.push_async_callback(asyncio.to_thread, store.close)
         pipeline = Pipeline(
-            catalog, scanner, start_t=clock.now(), limits=limits_of(settings), max_line=settings.ingest.max_line
+            catalog,
+            scanner,
+            start_t=clock.now(),
+            limits=limits_of(settings),
+            max_line=settings.ingest.max_line,
+            record=(settings.keep.memory if settings.keep.bundles == "on" else 0, settings.keep.before),
         )
         if not fresh:
             pipeline.restore(store.journal(), store.incidents("open"), clock.now())
@@ -114,7 +136,10 @@ async def run(
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
-        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules)
+        keeper = None
+        if settings.keep.bundles == "on":
+            keeper = _keeper(keep or settings.state_dir, settings, pipeline, reader, rules, clock)
+        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         app = create_app(daemon.view(), token=token, host=settings.web.host, reload=daemon.reload)
         _signals(daemon)

@@ -67,17 +67,19 @@ class _Process:
 def beside(plan: Mapping[str, Any]) -> int:
     """The daemon beside an executed command: reports to standard error, sees only that command's processes.
 
-    Without a chosen `state_dir` the state is temporary, as the command is.
+    Without a chosen `state_dir` the state is temporary, as the command is; what is kept of incidents is not.
     """
     from denpexd.app import run
     from denpexd.settings import load
+    from denpexd.settings_sources import default_state_dir
     from denpexd.state import of_command
 
     root = int(plan["root_pid"])
     ended = _Ended(root, int(plan["relay_pid"]), Path(plan["folder"]))
     config, flags = Path(plan["config"]) if plan["config"] else None, dict(plan["flags"])
+    keep = None
     if not is_chosen(config, flags, "state_dir"):
-        flags["state_dir"] = plan["state_dir"]
+        flags["state_dir"], keep = plan["state_dir"], default_state_dir(os.environ)
     settings = load(config, overrides=flags, environ=os.environ)
     log_to_stderr("warning")
     return asyncio.run(
@@ -90,6 +92,7 @@ def beside(plan: Mapping[str, Any]) -> int:
             any_port=True,
             state=of_command,
             fresh=True,
+            keep=keep,
         )
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from denpexd import __version__
+from denpexd.cli_bundle import bundle
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_flight import flight
 from denpexd.cli_rules import rules
@@ -130,7 +131,7 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
 @form("text", "jsonl")
 @PACKS
 def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
-    """Play recorded CASES (folders with timeline.jsonl and case.yaml) in simulated time."""
+    """Play recorded CASES (folders with timeline.jsonl and case.yaml, or bundles) in simulated time."""
     from denpexd.errors import CaseError
     from denpexd.notify.redact import redact_verdict
     from denpexd.notify.render import report
@@ -156,6 +157,7 @@ def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
     sys.exit(2 if failed else 0)
 
 
+main.add_command(bundle)
 main.add_command(explain)
 main.add_command(search)
 main.add_command(rules)

@@ -10,6 +10,7 @@ from typing import Protocol
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.errors import StateError
+from denpexd.keeper import Keeper
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Sent, plan
@@ -85,11 +86,12 @@ class Daemon:
         collector: CollectorLike,
         clock: Clock,
         rules: Rules,
+        keeper: Keeper | None = None,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
-        self.rules = rules
+        self.rules, self.keeper = rules, keeper
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
@@ -156,6 +158,8 @@ class Daemon:
             await self._processes(now)
             await self.handle(self.pipeline.tick(now))
             await self._commit()
+            if self.keeper is not None:
+                self.keeper.tick(now)
             if self.healthy()[0]:
                 sd_notify("WATCHDOG=1", notify)
 
@@ -203,6 +207,8 @@ class Daemon:
         await self._commit()
         for task in self._looking:
             task.cancel()
+        if self.keeper is not None:
+            await self.keeper.finish()
         await self.deliverer.drain(GRACE)
 
     # --- consequences -----------------------------------------------------------------------------------------------
@@ -216,6 +222,8 @@ class Daemon:
         pending.deliveries += self._plan(changes)
         for change in changes:
             self._remember(change.verdict)
+        if self.keeper is not None:
+            self.keeper.note(changes)
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:
                 task = asyncio.create_task(self._look(job, want), name="look")
@@ -329,6 +337,9 @@ class Daemon:
             incidents=dict(self.pipeline.settled + open_now),
             incidents_open=dict(open_now),
             fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
+            bundles={} if self.keeper is None else self.keeper.counts,
+            bundle_bytes=0 if self.keeper is None else self.keeper.shelf.bytes,
+            tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
             blind=self.blind,
             config_reload_ok=self.rules.ok,
             config_reloads=dict(self.rules.counts),

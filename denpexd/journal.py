@@ -1,17 +1,23 @@
 """Events as JSON lines and back: what the core was fed, bounded, for restarts and bug reports.
 
-Activity and Tick are left out: they carry nothing that another event does not imply, and would be most of the volume.
+The journal of the state leaves Activity and Tick out: they carry nothing that another event does not imply, and would
+be most of the volume. A recording (`packed`) has all kinds. What is read back is checked: it may come from strangers.
 """
 
 import json
-from collections.abc import Iterable
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from math import isfinite
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from denpexd.core.events import Attempt, Blind, Event, Exit, Fact, Frame, Frames, Hit, Joined, Raised
+from denpexd.core import events as vocabulary
+from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frames, Hit, Joined, Raised, Tick
 from denpexd.errors import CaseError
 
 _KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Exit, Fact, Frames, Hit, Joined, Raised)}
+_ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
 
 def encode(job: str, event: Event) -> str | None:
@@ -22,6 +28,34 @@ def encode(job: str, event: Event) -> str | None:
     return json.dumps({"job": job, "event": kind, **_plain(event)}, separators=(",", ":"), ensure_ascii=False)
 
 
+def packed(event: Event) -> dict[str, Any]:
+    """An event of any kind as JSON-ready values, without what is as usual."""
+    usual = _defaults(type(event))  # type: ignore[arg-type]
+    told = {f.name: getattr(event, f.name) for f in fields(event)}
+    return {"event": type(event).__name__, **{n: _plain(v) for n, v in told.items() if usual.get(n, MISSING) != v}}
+
+
+def unpacked(content: object) -> Event:
+    """The inverse of `packed`; CaseError for anything else."""
+    try:
+        known = dict(content)  # type: ignore[call-overload]
+        event: Event = _made(_ALL[known.pop("event")], known)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        raise CaseError(f"not an event ({wrong!r}): {str(content)[:80]}") from None
+    return event
+
+
+def decode(line: str) -> tuple[str, Event]:
+    """(job, event); CaseError for a line that is none."""
+    try:
+        content = json.loads(line)
+        kind, job = _KINDS[content.pop("event")], str(content.pop("job"))
+        event: Event = _made(kind, content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        raise CaseError(f"not a journal line ({wrong!r}): {line[:80]}") from None
+    return job, event
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
@@ -30,23 +64,45 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-def decode(line: str) -> tuple[str, Event]:
-    """(job, event); CaseError for a line that is none."""
-    try:
-        content = json.loads(line)
-        kind, job = _KINDS[content.pop("event")], str(content.pop("job"))
-        for name in ("frames",):
-            if name in content:
-                content[name] = _frames(content[name])
-        if "others" in content:
-            content["others"] = tuple((str(label), _frames(frames)) for label, frames in content["others"])
-        if "chain" in content:
-            content["chain"] = tuple((str(kind_), str(message)) for kind_, message in content["chain"])
-        event: Event = kind(**content)
-    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
-        raise CaseError(f"not a journal line ({wrong!r}): {line[:80]}") from None
-    return job, event
+@cache
+def _defaults(kind: Any) -> dict[str, Any]:
+    found = {f.name: f.default for f in fields(kind) if f.default is not MISSING}
+    return found | {f.name: f.default_factory() for f in fields(kind) if f.default_factory is not MISSING}
 
 
-def _frames(items: Iterable[Any]) -> tuple[Frame, ...]:
-    return tuple(Frame(str(f["function"]), str(f["path"]), int(f["line"])) for f in items)
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, vars(vocabulary))
+
+
+def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)  # type: ignore[arg-type]
+    return kind(**{name: _checked(hints[name], value) for name, value in content.items()})
+
+
+def _checked(hint: Any, value: Any) -> Any:
+    """The value as this type of the vocabulary; TypeError or ValueError where it is another."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is UnionType:
+        if value is None and type(None) in inner:
+            return None
+        return _checked(next(kind for kind in inner if kind is not type(None)), value)
+    if origin is tuple:
+        items = list(value) if isinstance(value, list) else _refuse(hint, value)
+        if inner[-1] is not ...:
+            return tuple(_checked(kind, item) for kind, item in zip(inner, items, strict=True))
+        return tuple(_checked(inner[0], item) for item in items)
+    if origin is not None:  # a mapping of texts
+        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+            _refuse(hint, value)
+        return value
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _made(hint, value)
+    allowed = (int, float) if hint is float else hint
+    if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
+        _refuse(hint, value)
+    return value if hint is not float or isfinite(value) else _refuse(hint, value)
+
+
+def _refuse(hint: Any, value: Any) -> Any:
+    raise TypeError(f"{str(value)[:40]!r} is not {getattr(hint, '__name__', hint)}")

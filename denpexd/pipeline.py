@@ -32,6 +32,7 @@ from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
 from denpexd.journal import decode, encode
 from denpexd.scan.stream import Scanner, Stream
+from denpexd.tape import Tape, depth_of
 
 log = logging.getLogger(__name__)
 
@@ -64,33 +65,50 @@ class Outcome:
 
 @dataclass(slots=True)
 class Job:
-    """One job: its correlator, its streams, and which start of it is being watched."""
+    """One job: its correlator, its streams, its recording, and which start of it is being watched."""
 
     name: str
     core: Correlator
     streams: dict[Path, Stream] = field(default_factory=dict)
+    tape: Tape | None = None
     generation: Generation | None = None
     past: set[Generation] = field(default_factory=set)
 
 
 class Pipeline:
-    """All jobs of this daemon. Times are Unix seconds on a steady axis (`start_t`: when the daemon started)."""
+    """All jobs of this daemon. Times are Unix seconds on a steady axis (`start_t`: when the daemon started).
+
+    `record`: bytes and seconds of each job that are kept to be judged again; no bytes: nothing is.
+    """
 
     def __init__(
-        self, catalog: Catalog, scanner: Scanner, *, start_t: float, limits: Limits, max_line: int = 65536
+        self,
+        catalog: Catalog,
+        scanner: Scanner,
+        *,
+        start_t: float,
+        limits: Limits,
+        max_line: int = 65536,
+        record: tuple[int, float] = (0, 0.0),
     ) -> None:
         self.catalog, self.scanner = catalog, scanner
         self.jobs: dict[str, Job] = {}
         self.lines = self.bytes = 0
         self.settled: Counter[tuple[str, str, str, str]] = Counter()
         self._named: set[str] = set()  # jobs that files are there of
-        self._start_t, self._limits, self._max_line = start_t, limits, max_line
+        self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
 
     def job(self, name: str) -> Job:
         if name not in self.jobs:
             core = Correlator(self.catalog, name, start_t=self._start_t, limits=self._limits)
-            self.jobs[name] = Job(name, core)
+            self.jobs[name] = Job(name, core, tape=self._tape(name))
         return self.jobs[name]
+
+    def _tape(self, job: str) -> Tape | None:
+        room, age = self._record
+        if not room:
+            return None
+        return Tape(job, self._start_t, self._limits, lambda s: depth_of(self.catalog, s), room=room, age=age)
 
     def use(self, catalog: Catalog, scanner: Scanner) -> None:
         """Other rules from now on, for all jobs."""
@@ -113,7 +131,9 @@ class Pipeline:
         if damaged:
             log.warning("%d lines of the journal are damaged and were left out", damaged)
         for job, known in events.items():
-            core = self.job(job).core
+            core, tape = self.job(job).core, self.job(job).tape
+            if tape is not None:
+                tape.known([*known, Blind(now, now)])
             core.restore(known, [v for v in open_verdicts if v["job"] == job], now)
 
     def settle(self, found: Iterable[Found]) -> None:
@@ -177,6 +197,8 @@ class Pipeline:
         outcome = Outcome()
         if events:
             outputs = job.core.feed(events)
+            if job.tape is not None:
+                job.tape.add(events)
             outcome.add(job.name, events, outputs)
             self._count(outputs)
         return outcome
@@ -215,6 +237,8 @@ class Pipeline:
             rest = [event for stream in job.streams.values() for event in stream.flush(t)]
             outcome.merge(self.take(job, rest))
             outputs = job.core.finish(t)
+            if job.tape is not None:
+                job.tape.finish(t)
             outcome.add(job.name, [], outputs)
             self._count(outputs)
         return outcome

@@ -1,21 +1,25 @@
 """A recorded job: what it printed, what its processes would have answered, how they ended.
 
-Read from a case folder (timeline.jsonl, case.yaml, stacks/, snapshot.json) or made from a rule's example. The truth
-that a case may hold beside it is never read here.
+Read from a case folder (timeline.jsonl, case.yaml, stacks/, snapshot.json), from a bundle (journal.jsonl instead of
+the lines: what the core was fed), or made from a rule's example. The truth that a case may hold is never read here.
 """
 
 import json
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from denpexd.archive import unpack
 from denpexd.catalog.examples import RAS_FACTS, FactAt, LineAt, StackAt, TimelineEvent
-from denpexd.core.events import Exit, Fact, Frames
+from denpexd.core.cadence import BUDGETS, Limits
+from denpexd.core.events import Event, Exit, Fact, Frames
 from denpexd.errors import CaseError
 from denpexd.evidence.stacks import parse_text
+from denpexd.journal import unpacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,21 @@ class Printed:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the core was fed, batch by batch, after what it knew `before`; `finished`: it was told that all was over."""
+
+    before: Sequence[Event]
+    batches: Sequence[Sequence[Event]]
+    limits: Limits
+    finished: bool = False
+
+
 @dataclass(slots=True)
 class Recording:
     """Everything a replay needs. `looks` answer requests from their time on, until the rank has exited.
 
-    `start`: when watching begins.
+    `start`: when watching begins. `told`: events instead of lines and looks.
     """
 
     name: str
@@ -43,6 +57,7 @@ class Recording:
     states: list[Fact] = field(default_factory=list)
     exits: list[Exit] = field(default_factory=list)
     start: float = 0.0
+    told: Told | None = None
 
     def answer(self, rank: int, t: float) -> list[Frames]:
         """The stack that a look at `rank` at time `t` would have shown, if it was recorded."""
@@ -54,8 +69,12 @@ class Recording:
 
 
 def read_case(folder: Path) -> Recording:
-    """Read a case folder; CaseError says which file is missing or broken, and where."""
+    """Read a case folder or a bundle; CaseError says which file is missing or broken, and where."""
+    if folder.is_file():
+        return _read_archive(folder)
     about = _yaml(folder / "case.yaml")
+    if (folder / "journal.jsonl").exists():
+        return _read_told(folder, about)
     lines = list(_timeline(folder / "timeline.jsonl"))
     last = lines[-1].t if lines else 0.0
     try:
@@ -83,6 +102,48 @@ def read_case(folder: Path) -> Recording:
         if state.startswith(("T", "t"))
     ]
     return recording
+
+
+def _read_archive(path: Path) -> Recording:
+    with tempfile.TemporaryDirectory(prefix="denpexd-case-") as made:
+        for name, data in unpack(path).items():
+            place = Path(made, name)
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(data)
+            except OSError as wrong:
+                raise CaseError(f"{path}: {name!r} cannot be taken out: {wrong.strerror}") from None
+        try:
+            return read_case(Path(made))
+        except CaseError as wrong:
+            raise CaseError(str(wrong).replace(made, str(path))) from None
+
+
+def _read_told(folder: Path, about: dict[str, Any]) -> Recording:
+    """A bundle: events instead of lines."""
+    path, before, batches = folder / "journal.jsonl", list[Event](), list[list[Event]]()
+    finished: float | None = None
+    try:
+        limits = Limits(**{name: _number(value) for name, value in (about.get("limits") or {}).items()})
+        limits.budgets = {phase: float(limits.budgets[phase]) for phase in BUDGETS}
+        start = float(about["start"])
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                entry = json.loads(line)
+                finished = float(entry["finished"]) if "finished" in entry else finished
+                before += map(unpacked, entry.get("before", ()))
+                batches.append([unpacked(event) for event in entry.get("events", ())])
+    except (CaseError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        raise CaseError(f"{path}: {wrong}; a bundle is made with denpexd bundle") from None
+    batches = [batch for batch in batches if batch]
+    until = max([start, *(batch[-1].t for batch in batches)]) if finished is None else finished
+    told = Told(before, batches, limits, finished is not None)
+    name = str(about.get("job") or about.get("id") or folder.name)
+    return Recording(name, None, until, start=start, told=told)
+
+
+def _number(value: object) -> Any:
+    return {str(k): float(str(v)) for k, v in value.items()} if isinstance(value, dict) else float(str(value))
 
 
 def _yaml(path: Path) -> dict[str, Any]:

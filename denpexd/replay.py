@@ -78,6 +78,8 @@ class Replayer:
 
     def hear(self, recording: Recording, changed: Mapping[str, Signal] | None = None) -> Heard:
         """Scan it. `changed`: signals that have other exceptions than those of the catalogue, but the same pattern."""
+        if recording.told is not None:
+            return Heard(recording, recording.told.batches)
         scanner = self._scanner.with_signals(changed) if changed else self._scanner
         batches: list[list[Event]] = []
         streams: dict[tuple[int, str], Stream] = {}
@@ -105,11 +107,19 @@ class Replayer:
         """What the core says to it, by this catalogue or the replayer's own."""
         recording = heard.recording
         start, world, catalog = recording.start, recording.world_size, catalog or self.catalog
-        core = Correlator(catalog, recording.name, start_t=start, world_size=world, limits=self._limits)
+        told = recording.told
+        limits = told.limits if told is not None else self._limits
+        core = Correlator(catalog, recording.name, start_t=start, world_size=world, limits=limits)
         done, core.held = Replayed(), set()
+        if told is not None:
+            core.feed(told.before)  # what followed from it was said before the recording begins
         for batch in heard.batches:
             self._feed(core, recording, batch, done)
-        done.outputs += [o for o in core.finish(recording.observe_until) if not isinstance(o, Want)]
+        if told is None or told.finished:
+            done.outputs += [o for o in core.finish(recording.observe_until) if not isinstance(o, Want)]
+        if told is not None and told.before:  # an incident may have begun before the recording does
+            said = {str(verdict["key"]) for verdict in done.verdicts}
+            done.outputs += [Updated(v) for v in core.verdicts() if str(v["key"]) not in said]
         done.matched, done.held = frozenset(core.fingerprints), frozenset(core.held)
         return done
 

@@ -22,7 +22,15 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from denpexd.errors import SettingsError
-from denpexd.settings_sources import Source, complaints, from_flags, merge, read_environ, read_file
+from denpexd.settings_sources import (
+    Source,
+    complaints,
+    default_state_dir,
+    from_flags,
+    merge,
+    read_environ,
+    read_file,
+)
 from denpexd.settings_values import Duration, SecretUrl, Size, as_list, check_http_url, lower
 
 Severity = Literal["critical", "high", "medium", "low"]
@@ -176,6 +184,22 @@ class Ingest(Section):
     )
 
 
+class Keep(Section):
+    """What is kept of an incident for bug reports (`denpexd bundle`)."""
+
+    bundles: Literal["on", "off"] = Field(default="on", description="keep the evidence of every incident")
+    size: Annotated[Size, Field(ge=1024**2)] = Field(default=256 * 1024**2, description="of all bundles together")
+    age: Annotated[Duration, Field(ge=60)] = Field(
+        default=30 * 86400.0, description="bundles older than this are removed"
+    )
+    memory: Annotated[Size, Field(ge=64 * 1024)] = Field(
+        default=16 * 1024**2, description="for what a job showed lately, in memory"
+    )
+    before: Annotated[Duration, Field(ge=60)] = Field(
+        default=3600.0, description="how far back that goes; of older things only what is still known of them"
+    )
+
+
 class Settings(BaseSettings):
     """All options; see docs/configuration.md."""
 
@@ -203,6 +227,7 @@ class Settings(BaseSettings):
     evidence: Evidence = Field(default_factory=Evidence)
     hang: Hang = Field(default_factory=Hang)
     ingest: Ingest = Field(default_factory=Ingest)
+    keep: Keep = Field(default_factory=Keep)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower)] = Field(
         default="info", description="of the daemon's own log"
     )
@@ -239,32 +264,6 @@ class Settings(BaseSettings):
             nth = of_type[sink.type] = of_type.get(sink.type, 0) + 1
             named.append((sink.name or (sink.type if nth == 1 else f"{sink.type}-{nth}"), sink))
         return named
-
-
-def read_secret(value: SecretStr | None, file: Path | None) -> str:
-    """The secret given directly or the stripped content of its file, read now; SettingsError without the content."""
-    if value is not None:
-        return value.get_secret_value()
-    if file is None:
-        raise SettingsError("neither a value nor a file is configured")
-    try:
-        secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise SettingsError(f"cannot read {file}: {reason}; it must be readable by the user of denpexd") from None
-    if not secret:
-        raise SettingsError(f"{file} is empty")
-    return secret
-
-
-def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """systemd's folder, else the XDG one, else below the home directory."""
-    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
-        return Path(given)
-    xdg = environ.get("XDG_STATE_HOME", "")
-    home = environ.get("HOME")
-    base = Path(xdg) if xdg.startswith("/") else (Path(home) if home else Path.home()) / ".local" / "state"
-    return base / "denpexd"
 
 
 def show(settings: Settings) -> str:

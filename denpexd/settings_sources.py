@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource
+
+from denpexd.errors import SettingsError
 
 Place = tuple[str | int, ...]
 
@@ -262,3 +264,29 @@ def dotted(at: Place) -> str:
     for part in at:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """systemd's folder, else the XDG one, else below the home directory."""
+    if given := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return Path(given)
+    xdg = environ.get("XDG_STATE_HOME", "")
+    home = environ.get("HOME")
+    base = Path(xdg) if xdg.startswith("/") else (Path(home) if home else Path.home()) / ".local" / "state"
+    return base / "denpexd"
+
+
+def read_secret(value: SecretStr | None, file: Path | None) -> str:
+    """The secret given directly or the stripped content of its file, read now; SettingsError without the content."""
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        raise SettingsError("neither a value nor a file is configured")
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"cannot read {file}: {reason}; it must be readable by the user of denpexd") from None
+    if not secret:
+        raise SettingsError(f"{file} is empty")
+    return secret

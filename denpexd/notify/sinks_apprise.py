@@ -15,7 +15,7 @@ from denpexd.notify.policy import Verdict
 from denpexd.notify.render import summary_text
 from denpexd.notify.rows import Row
 from denpexd.settings import AppriseSink as AppriseOptions
-from denpexd.settings import read_secret
+from denpexd.settings_sources import read_secret
 
 BODY_LIMIT = 3500
 _TYPES = {"critical": "failure", "high": "failure", "medium": "warning", "low": "info"}

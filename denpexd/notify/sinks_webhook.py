@@ -10,7 +10,7 @@ from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.rows import Row
 from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings import WebhookSink as WebhookOptions
-from denpexd.settings import read_secret
+from denpexd.settings_sources import read_secret
 from denpexd.settings_values import check_http_url
 
 # What a header may hold as it is; the rest of a key (a job may be named in any script) is percent-encoded.

@@ -71,7 +71,8 @@ class Stats:
     `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: sent | retried | dead),
     `evidence_seconds` by kind, `evidence_outcomes` (looks) by (kind, outcome), `incidents` (counted once, when settled)
     and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure), `config_reloads` by outcome
-    (taken, refused), `config_taken_at` in Unix seconds, `rules` (in force) and `rule_errors` by pack.
+    (taken, refused), `bundles` by outcome (written, failed, aged, evicted), `config_taken_at` in Unix seconds, `rules`
+    (in force) and `rule_errors` by pack.
     """
 
     engine: str = ""
@@ -97,6 +98,9 @@ class Stats:
     incidents: Mapping[IncidentLabels, int] = field(default_factory=dict)
     incidents_open: Mapping[IncidentLabels, int] = field(default_factory=dict)
     fingerprint_hits: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    bundles: Mapping[str, int] = field(default_factory=dict)
+    bundle_bytes: int = 0
+    tape_bytes: int = 0
     blind: bool = False
     config_reload_ok: bool = True
     config_reloads: Mapping[str, int] = field(default_factory=dict)

@@ -29,6 +29,7 @@ denpexd_outbox_oldest_seconds denpexd_notify_total denpexd_state_write_errors_to
 denpexd_redactions_total denpexd_evidence_seconds denpexd_evidence_pause_seconds denpexd_evidence_total
 denpexd_config_last_reload_successful denpexd_config_reloads_total denpexd_rules denpexd_rule_errors
 denpexd_config_last_reload_success_timestamp_seconds denpexd_scan_engine_info denpexd_blind
+denpexd_bundles_total denpexd_bundle_bytes denpexd_recording_bytes
 """,
 )
 
@@ -55,6 +56,9 @@ FULL = Stats(
     evidence_seconds={"stacks": 0.25},
     evidence_outcomes={("stacks", "ok"): 4, ("stacks", "denied"): 1},
     evidence_pause_seconds=0.004,
+    bundles={"written": 3, "failed": 1},
+    bundle_bytes=4096,
+    tape_bytes=512,
     suspected_hangs=13,
     incidents={CRASH: 2},
     incidents_open={HANG: 1},

@@ -11,8 +11,8 @@ import yaml
 from pydantic import BaseModel, SecretStr
 
 from denpexd.errors import SettingsError
-from denpexd.settings import Settings, default_state_dir, load, read_secret, show
-from denpexd.settings_sources import models_of
+from denpexd.settings import Settings, load, show
+from denpexd.settings_sources import default_state_dir, models_of, read_secret
 
 ENV = {"HOME": "/home/me"}
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"

@@ -1,0 +1,204 @@
+"""What a bug report about one incident holds, as names and bytes: the case that `replay` plays, and pages for people.
+
+Everything is redacted here, once, whatever it comes from. A bundle is a case folder (`recording.read_case`): case.yaml
+and journal.jsonl are what the verdict followed from; the rest explains it to somebody who was not there.
+"""
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from typing import Any
+
+import yaml
+
+from denpexd import __version__
+from denpexd.catalog.packs import Packs
+from denpexd.core.cadence import Limits
+from denpexd.core.events import Activity, Event, Frame, Frames, Tick
+from denpexd.errors import CaseError
+from denpexd.journal import decode, packed
+from denpexd.notify.redact import redact, redact_value, redact_verdict
+from denpexd.notify.render import report
+from denpexd.tape import Cut
+
+FORMAT = 1
+PACKAGES = ("google-re2", "hyperscan", "py-spy", "pyyaml", "pydantic", "watchdog", "apprise", "uvicorn", "starlette")
+_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_WIDTH = 110
+
+Verdict = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What is known of an incident when a bundle is made. Texts may hold secrets: they are hidden here.
+
+    `lines`: quoted lines with what stands around them, by a name for the file; `more`: further files, as text.
+    """
+
+    verdict: Verdict
+    cut: Cut
+    config: str = ""
+    versions: Mapping[str, object] = field(default_factory=dict)
+    lines: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+def files(material: Material) -> dict[str, bytes]:
+    """The bundle, redacted."""
+    cut = material.cut
+    verdict, _ = redact_verdict(material.verdict)
+    texts = {
+        "README.txt": _readme(verdict, cut, material.note),
+        "case.yaml": yaml.safe_dump(_case(verdict, cut), sort_keys=False, allow_unicode=True),
+        "journal.jsonl": "".join(f"{line}\n" for line in _journal(cut)),
+        "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False) + "\n",
+        "report.txt": report(verdict, color=False, width=_WIDTH, whole=True) + "\n",
+        "versions.json": json.dumps(redact_value(material.versions)[0], indent=2, ensure_ascii=False) + "\n",
+        "config.yaml": redact(material.config)[0],
+    }
+    texts |= {f"stacks/{name}": text for name, text in _stacks(cut)}
+    texts |= {f"lines/{safe(name)}": redact(text)[0] for name, text in material.lines.items()}
+    texts |= {safe(name): redact(text)[0] for name, text in material.more.items()}
+    return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
+
+
+def renewed(kept: Mapping[str, bytes], verdict: Verdict) -> dict[str, bytes]:
+    """A bundle of before with the verdict as it is now."""
+    clean, _ = redact_verdict(verdict)
+    page = report(clean, color=False, width=_WIDTH, whole=True) + "\n"
+    told = json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
+    return {**kept, "verdict.json": told.encode("utf-8", "replace"), "report.txt": page.encode("utf-8", "replace")}
+
+
+def safe(name: str) -> str:
+    """A text as the name of a file: redacted, then without anything that a file system could take ill."""
+    return _SAFE.sub("-", redact(name)[0]).strip("-.")[:100] or "unnamed"
+
+
+def file_name(key: str) -> str:
+    """The name of an incident's bundle; keys that were shortened stay different."""
+    plain = safe(key)
+    return plain if plain == key else f"{plain}-{hashlib.sha256(key.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+def versions_of(engine: str, packs: Packs) -> dict[str, object]:
+    """What made the verdict: program, libraries, rules."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    about = {s.pack.name: {"kind": s.pack.kind, "rules": s.rules, "errors": len(s.errors)} for s in packs.states}
+    return {
+        "denpexd": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "engine": engine,
+        "packages": found,
+        "rules": about,
+    }
+
+
+def from_journal(job: str, start: float, limits: Limits, lines: Iterable[str]) -> Cut:
+    """A recording made of the journal of the state, for an incident that nothing else was kept of.
+
+    Seconds and batches are those of a replay, so it need not give quite the same verdict.
+    """
+    events = list[Event]()
+    for line in lines:
+        try:
+            of, event = decode(line)
+        except CaseError:
+            continue
+        if of == job:
+            events.append(event)
+    batches: list[Sequence[Event]] = []
+    now = int(events[0].t) if events else int(start)
+    for second, group in groupby(sorted(events, key=lambda e: e.t), key=lambda e: int(e.t)):
+        batches += [[Tick(float(t))] for t in range(max(now, second - 3600), second)]
+        batches.append(list(group))
+        now = second
+    batches += [[Tick(float(t))] for t in range(now + 1, now + 60)] if events else []
+    return Cut(job, start, limits, (), batches)
+
+
+def _case(verdict: Verdict, cut: Cut) -> dict[str, Any]:
+    job, _ = redact(cut.job)
+    return {
+        "bundle": FORMAT,
+        "id": str(verdict["key"]),
+        "job": job,
+        "start": cut.start,
+        "since": cut.since,
+        "until": cut.until,
+        "limits": asdict(cut.limits),
+    }
+
+
+def _journal(cut: Cut) -> Iterator[str]:
+    """The recording, a batch a line."""
+    sources: dict[str, str] = {}
+
+    def clean(event: Event) -> object:
+        told = packed(event)
+        if isinstance(event, Tick):
+            return told
+        if isinstance(event, Activity):
+            told["source"] = sources.setdefault(event.source, "") or redact(event.source)[0]
+            sources[event.source] = told["source"]
+            return told
+        return redact_value(told)[0]
+
+    def line(content: Mapping[str, object]) -> str:
+        return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+
+    yield line({"before": [clean(event) for event in cut.before]})
+    for batch in cut.batches:
+        yield line({"events": [clean(event) for event in batch]})
+    if cut.finished is not None:
+        yield line({"finished": cut.finished})
+
+
+def _stacks(cut: Cut) -> Iterator[tuple[str, str]]:
+    """The last stack of each rank and kind, in the form py-spy prints."""
+    last: dict[tuple[int, str], Frames] = {}
+    for batch in (cut.before, *cut.batches):
+        last |= {(event.rank, event.kind): event for event in batch if isinstance(event, Frames)}
+    for (rank, kind), look in sorted(last.items()):
+        threads = [("MainThread", look.frames), *look.others]
+        text = "\n".join(_thread(label, frames) for label, frames in threads)
+        head = f"rank {rank}, {kind}, t {look.t:.3f}, state {look.state or 'unknown'}, source {look.source or kind}\n"
+        yield f"rank{rank}.{safe(kind)}.txt", redact(head + text)[0]
+
+
+def _thread(label: str, frames: Sequence[Frame]) -> str:
+    lines = [f"    {frame.function} ({frame.path}:{frame.line})" for frame in frames]
+    return "\n".join([f'Thread 0 (recorded): "{label}"', *lines])
+
+
+def _readme(verdict: Verdict, cut: Cut, note: str) -> str:
+    return "\n".join(
+        [
+            f"denpexd {__version__}: incident {verdict['key']}",
+            "",
+            *([note, ""] if note else []),
+            "report.txt, verdict.json   what was said last",
+            "case.yaml, journal.jsonl   what the core was fed: denpexd replay FILE gives the verdict again",
+            f"                           ({cut.until - cut.since:.0f} s in {len(cut.batches)} batches,"
+            f" after {len(cut.before)} events of before)",
+            "stacks/, lines/            stacks as they were seen, quoted log lines with what stands around them",
+            "versions.json, config.yaml what made the verdict",
+            "launch.json                how the job was started, and what had changed since its last good run",
+            "",
+            "Secrets were replaced by [REDACTED:kind] before this was written; read it before you pass it on.",
+            "",
+        ]
+    )
