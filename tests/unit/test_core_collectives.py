@@ -209,3 +209,33 @@ def test_a_checkpoint_that_is_written_ends_its_phase_and_no_other(world: World) 
 def test_a_checkpoint_that_is_written_after_others_gave_up_was_not_written_in_time(world: World) -> None:
     world.says(1.0, 0, "saving").says(600.0, 1, "timeout", op="ALLREDUCE").says(610.0, 0, "saved")
     assert world.job.ranks[0].phase == "checkpoint"
+
+
+# --- NCCL's RAS -----------------------------------------------------------------------------------------------------
+
+
+def ras(world: World, rank: int, name: str, **fields: str) -> None:
+    world.job.seq += 1
+    world._intake.fact(Fact(50.0, rank, name, fields, source="ras", text=name))
+
+
+def test_ranks_that_launched_less_than_most_are_behind_until_training_moves_on(world: World) -> None:
+    ras(world, 1, "launched_less", launched="5", most="7")
+    ras(world, 2, "launched_less", launched="5", most="7")
+    assert world.who("behind") == [1, 2]
+    world.job.trained_t = 60.0
+    assert world.who("behind") == []
+
+
+def test_who_launched_another_collective_than_the_others_mismatches(world: World) -> None:
+    for rank, op in enumerate(["ALLGATHER", "ALLREDUCE", "ALLREDUCE", "ALLREDUCE"]):
+        ras(world, rank, "launched_other", group="0x1", op=op)
+    assert world.who("mismatch", what="op") == [0]
+    assert world.who("differs", what="op") == [0, 1, 2, 3]
+
+
+def test_a_rank_that_nccl_cannot_reach_is_unreachable_until_it_moves(world: World) -> None:
+    ras(world, 3, "unreachable", dead="true")
+    assert world.who("unreachable") == [3]
+    world.job.rank(3).moved_t = 55.0
+    assert world.who("unreachable") == []

@@ -550,3 +550,15 @@ def test_every_signal_a_rule_looks_at_is_known() -> None:
 def test_the_same_events_give_the_same_outputs() -> None:
     first, second = (hung().trains(61, 70, start=96) for _ in range(2))
     assert first.said == second.said
+
+
+def test_ras_is_asked_twice_in_a_standstill_and_not_before_a_page_is_due(run: Run) -> None:
+    run.trains(1, 10).until(400)
+    assert [want.t for want in run.wants if want.kind == "ras"] == [40.0, 52.0]
+    run.trains(11, 20, start=401).until(500)
+    assert [want.t for want in run.wants if want.kind == "ras"] == [40.0, 52.0, 440.0, 452.0]
+
+
+def test_ras_is_not_asked_before_the_first_steps(run: Run) -> None:
+    run.until(1000)
+    assert [want for want in run.wants if want.kind == "ras"] == []
