@@ -143,6 +143,10 @@ def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequenc
     )
     if spoken and initiating and (gone or victims or len({e.witness for e in spoken}) > 1):
         return "confirmed"
+    if not any(job.ranks[r].printed for r in initiating if r in job.ranks) and all(
+        e.kind == "launcher" for e in evidence
+    ):
+        return "undetermined"  # what the rank itself said, and why, is in a log that nobody gave us
     if spoken or any(e.kind == "launcher" or "exit code" in e.text for e in evidence):
         return "likely"
     return "likely" if victims and any(e.kind == "log" for e in evidence) else "undetermined"

@@ -135,6 +135,15 @@ def test_the_launchers_root_cause_decides_between_exits_that_only_it_reports(wor
     assert world.found("any-error").initiating == (2,)
 
 
+def test_the_launchers_word_alone_about_a_rank_whose_log_is_not_there_decides_nothing(world: World) -> None:
+    world.at(1.0, Activity(0.0, 0, "rank0", 9))
+    world.at(10.0, Exit(0.0, 3, 1, "launcher"), Fact(0.0, 3, "launcher_root"))
+    found = world.found("any-error")
+    assert (found.initiating, found.certainty) == ((3,), "undetermined")
+    world.at(10.5, Activity(0.0, 3, "rank3", 9))
+    assert world.found("any-error").certainty == "likely"
+
+
 def test_the_launchers_root_cause_is_used_only_when_nothing_better_speaks(world: World) -> None:
     world.at(10.0, raised(1), Exit(0.0, 1, 1, "launcher")).at(11.0, Exit(0.0, 2, 1, "launcher"))
     world.at(11.0, Fact(0.0, 2, "launcher_root"))
