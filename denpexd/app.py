@@ -25,11 +25,14 @@ from denpexd.core.cadence import Limits
 from denpexd.daemon import CollectorLike, Daemon
 from denpexd.errors import SettingsError
 from denpexd.evidence.collect import Collector
+from denpexd.evidence.kernel import open_kernel
+from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
+from denpexd.kernel_feed import KernelFeed
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
@@ -125,13 +128,17 @@ async def run(
         processes = Processes(root_pid=root_pid, pipe=pipe)
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")
         cleanup.callback(ras.close)
-        collector = collector or Collector(
+        local = Collector(
             processes,
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
             lone=settings.evidence.processes == "any" or root_pid is not None,
             sources={} if settings.evidence.ras == "off" else {"ras": ras},
         )
+        kernel = None
+        if collector is None and (kernel := open_kernel(settings.evidence.kernel, os.uname().nodename, clock)):
+            cleanup.callback(kernel.close)
+        collector = collector or local
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
@@ -160,6 +167,9 @@ async def run(
             asyncio.create_task(daemon.tick_forever(notify), name="tick"),
             asyncio.create_task(daemon.discover_forever(), name="discover"),
         ]
+        if kernel is not None:
+            feed = KernelFeed(kernel, Places(processes), daemon, lambda: local.ranks)
+            tasks.append(asyncio.create_task(feed.forever(), name="kernel"))
         stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
         try:
             done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)

@@ -169,11 +169,11 @@ class Daemon:
             self._attach_at = now + 5.0
             self._held = await self.collector.attach(list(self.reader.found))
             self.reader.ranks = {path: rank for path, rank in self._held.items() if rank != UNKNOWN_RANK}
-        job = self._evidence_job()
+        job = self.evidence_job()
         if job is not None and (events := await self.collector.watch()):
             await self.handle(self.pipeline.evidence(job, events))
 
-    def _evidence_job(self) -> str | None:
+    def evidence_job(self) -> str | None:
         """The job that the local processes belong to; what they say before that is known is asked again then."""
         found = self.reader.found
         for paths in (self.reader.ranks, self._held, found):
@@ -200,7 +200,7 @@ class Daemon:
             async for found, read in self.reader.round(None):
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
             more = self.reader.behind()
-        job = self._evidence_job()
+        job = self.evidence_job()
         if self.code is not None and job is not None:
             await self.handle(self.pipeline.evidence(job, [Exit(self.clock.now(), UNKNOWN_RANK, self.code)]))
         await self.handle(self.pipeline.flush(self.clock.now()))
@@ -274,7 +274,7 @@ class Daemon:
             del self._incidents[next(iter(self._incidents))]
 
     async def _look(self, job: str, want: Want) -> None:
-        if self._evidence_job() == job:
+        if self.evidence_job() == job:
             events = await self.collector.collect(want)
             await self.handle(self.pipeline.evidence(job, events))
 

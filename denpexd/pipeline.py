@@ -6,7 +6,7 @@ as Outcome: what the core said and what belongs into the journal.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +71,7 @@ class Job:
     core: Correlator
     streams: dict[Path, Stream] = field(default_factory=dict)
     tape: Tape | None = None
+    beside: dict[str, int] = field(default_factory=dict)  # bytes so far of sources that are no files of the job
     generation: Generation | None = None
     past: set[Generation] = field(default_factory=set)
 
@@ -167,6 +168,15 @@ class Pipeline:
         self.lines += read.data.count(b"\n")
         events += stream.feed(t, read.offset, read.data, history=read.history)
         return self.take(job, events)
+
+    def beside(self, name: str, source: str, data: bytes, t: float, wanted: Callable[[Event], bool]) -> Outcome:
+        """Whole lines about the machines of a job that none of its ranks printed; only `wanted` events count."""
+        job, path = self.job(name), Path(f"beside:{source}")
+        if path not in job.streams:
+            job.streams[path] = Stream(self.scanner, source, interleaved=True, max_line=self._max_line)
+        offset = job.beside.get(source, 0)
+        job.beside[source] = offset + len(data)
+        return self.take(job, [event for event in job.streams[path].feed(t, offset, data) if wanted(event)])
 
     def _stream(self, job: Job, found: Found) -> Stream:
         stream = job.streams.get(found.path)

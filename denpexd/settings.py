@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -132,6 +133,12 @@ class FlightRecorder(Section):
     dir: Path | None = Field(default=None, description="folder where the job writes its dumps")
 
 
+def _file_or_word(value: str | Path) -> str | Path:
+    if isinstance(value, Path) and not value.is_absolute():
+        raise ValueError("must be auto, off or the absolute path of a file")
+    return value
+
+
 class Evidence(Section):
     """What may be asked of the running job."""
 
@@ -144,6 +151,10 @@ class Evidence(Section):
         "or descend from exec; any = also those of a lone job without such a link, where nothing else runs",
     )
     flight_recorder: FlightRecorder = Field(default_factory=FlightRecorder)
+    kernel: Annotated[Literal["auto", "off"] | Path, AfterValidator(_file_or_word)] = Field(
+        default="auto",
+        description="the kernel's messages: auto = /dev/kmsg or the journal, off, or a file that receives them",
+    )
     ras: Switch = Field(
         default="auto",
         description="NCCL RAS: auto asks releases of NCCL without a known flaw, on also those that a query may crash",

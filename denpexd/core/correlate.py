@@ -175,6 +175,8 @@ class Correlator:
                     self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)
             case Fact():
                 self._intake.fact(event)
+                if event.name == "placed":
+                    self._placed_anew()
                 more = FIELD_FACTS if event.name == "launched_other" else ("disk_sleep",)
                 self._touch(self._index.facts(FACT_OF.get(event.name, event.name), *more), news=False)
             case Joined():

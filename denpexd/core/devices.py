@@ -174,8 +174,16 @@ def _short(host: str) -> str:
 
 
 def _state(job: "JobState", rank: int, name: str) -> object:
+    """What is known of a rank; of its GPU what was printed, else what its environment says."""
     state = job.ranks.get(rank)
-    return getattr(state, name) if state is not None else None
+    if state is None:
+        return None
+    if name == "pci" and state.pci is None:
+        return address(state.place[0]) if state.place[0] else None
+    if name == "gpu" and state.gpu is None:
+        index = state.place[1] or ""
+        return int(index) if index.isdigit() else None
+    return getattr(state, name)
 
 
 def _is_foreign(line: Noticed) -> bool:

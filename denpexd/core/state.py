@@ -37,6 +37,8 @@ class RankState:
     pid: int | None = None
     pci: str | None = None  # address of its GPU
     gpu: int | None = None  # index of its GPU on the node
+    place: tuple[str | None, str | None] = (None, None)  # address and index of its GPU, derived from its environment
+    cgroup: str | None = None  # where the kernel's process numbers are not ours
     printed: bool = False
     looked_at: bool = False
     last_t: float = float("-inf")

@@ -94,7 +94,12 @@ class Witnesses:
     def fact(self, event: Fact) -> None:
         fields, name = event.fields, event.name
         rank = self._by_pid(fields["pid"]) if event.rank == UNKNOWN_RANK and "pid" in fields else event.rank
+        if name == "oom_killed" and rank == UNKNOWN_RANK and "cgroup" in fields:
+            rank = self._by_cgroup(fields["cgroup"])
         state = self.job.rank(rank)
+        if name == "placed":
+            state.place, state.cgroup = (fields.get("pci"), fields.get("gpu")), fields.get("cgroup")
+            return
         if name == "launcher_killing":
             state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
             state.killing_t = min(state.killing_t, event.t)
@@ -145,6 +150,11 @@ class Witnesses:
     def _by_pid(self, pid: str) -> int:
         """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
         known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
+        return known[0] if len(known) == 1 else UNKNOWN_RANK
+
+    def _by_cgroup(self, path: str) -> int:
+        """The rank whose control group this is, if no other's is it too."""
+        known = [r for r, s in self.job.ranks.items() if r >= 0 and s.cgroup == path]
         return known[0] if len(known) == 1 else UNKNOWN_RANK
 
     def joined(self, event: Joined) -> None:

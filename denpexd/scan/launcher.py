@@ -22,7 +22,8 @@ PATTERNS = {
     "killing": r"(?:Sending process|Closing process|Killing subprocess) (?P<pid>\d+)(?: (?:closing signal|via signal)"
     r" (?:Signals\.)?(?P<signal>\w+))?",
     "forcing": r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via (?:Signals\.)?(?P<signal>\w+)",
-    "oom_kill": r"[Oo]ut of memory: Killed process (?P<pid>\d+)|oom-kill:.*\bpid=(?P<pid_kernel>\d+)"
+    "oom_kill": r"[Oo]ut of memory: Killed process (?P<pid>\d+)"
+    r"|oom-kill:(?:.*\btask_memcg=(?P<cgroup>[^,\s]+))?.*\bpid=(?P<pid_kernel>\d+)"
     r"|pid=(?P<pid_ray>\d+), memory used=[\d.]+[KMGT]i?B\) was running",
     "spawn_exit": r"\bprocess (?P<rank>\d+) terminated with (?:signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
     "composer_exit": r"Global rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)",
@@ -127,7 +128,8 @@ class LauncherReader:
             case "oom_kill":
                 pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_ray") if groups.get(g))
                 rank = self.ranks.get(int(pid), UNKNOWN_RANK)
-                return [Fact(t, rank, "oom_killed", {"pid": pid}, self.source, offset, line.text, history)]
+                fields = {"pid": pid} | ({"cgroup": groups["cgroup"]} if groups.get("cgroup") else {})
+                return [Fact(t, rank, "oom_killed", fields, self.source, offset, line.text, history)]
             case "restart" | "new_nodes" | "restart_count":
                 return self._restart(name, groups, t)
             case "world" | "member" | "nccl":
