@@ -14,6 +14,8 @@ from denpexd.core.state import JobState
 
 MAX_EVIDENCE = 12
 MAX_TEXT = 2000
+_SAME_MEANING = 4  # quotes that mean the same
+_LONG = 300  # what one quote means, in characters
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _SEVERAL = re.compile(r"\b([Rr])ank (\d+(?:[-,]\d+)+)")
 
@@ -153,18 +155,19 @@ def _who(ranks: Sequence[int]) -> str:
 
 
 def _chosen(evidence: Sequence[Evidence]) -> list[Evidence]:
-    """A few quotes: every distinct (meaning, text) once, initiators' first, at most MAX_EVIDENCE."""
-    seen: set[tuple[str, str]] = set()
+    """A few quotes, initiators' first: every distinct text of a rank once, with what it means. At most MAX_EVIDENCE."""
     per_meaning: dict[str, int] = {}
-    chosen = []
+    chosen: dict[tuple[int, str], Evidence] = {}
     for e in evidence:
-        mark = (e.means, f"{e.rank}{e.text[:80]}")
-        if mark in seen or per_meaning.get(e.means, 0) >= 4:
+        place = (e.rank, e.text[:80])
+        same = chosen.get(place)
+        if per_meaning.get(e.means, 0) >= _SAME_MEANING or (
+            same and (e.means in same.means or len(same.means) > _LONG)
+        ):
             continue
-        seen.add(mark)
         per_meaning[e.means] = per_meaning.get(e.means, 0) + 1
-        chosen.append(e)
-    return chosen[:MAX_EVIDENCE]
+        chosen[place] = e if same is None else same.saying(f"{same.means}; {e.means}")
+    return list(chosen.values())[:MAX_EVIDENCE]
 
 
 def _quote(e: Evidence) -> dict[str, object]:

@@ -99,8 +99,16 @@ def test_the_same_words_are_quoted_once_and_no_meaning_more_than_four_times(job:
     assert [(q["rank"], q["text"]) for q in quoted] == [(1, "bad magic"), *((r, "lost") for r in range(4))]
 
 
+def test_a_line_that_means_several_things_is_quoted_once(job: JobState) -> None:
+    twice = [evidence(means="it is late"), evidence(means="it waits"), evidence(means="it waits"), evidence(rank=2)]
+    assert [(e["rank"], e["means"]) for e in told(found("bad-file", *twice), job)["evidence"]] == [
+        (1, "it is late; it waits"),
+        (2, "the file cannot be read"),
+    ]
+
+
 def test_the_number_and_length_of_quotes_are_bounded(job: JobState) -> None:
-    many = [evidence(text="x" * 9999, means=f"it means {n}") for n in range(40)]
+    many = [evidence(text=f"{n}" + "x" * 9999, means=f"it means {n}") for n in range(40)]
     quoted = told(found("bad-file", *many), job)["evidence"]
     assert len(quoted) == MAX_EVIDENCE
     assert {len(q["text"]) for q in quoted} == {MAX_TEXT}
