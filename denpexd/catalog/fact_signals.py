@@ -201,6 +201,13 @@ class Slow(FactSignal):
     for_: Seconds | None = Field(None, alias="for")
 
 
+class LateRank(FactSignal):
+    """The rank has come later than the others to every step, for so long."""
+
+    fact: Literal["late"]
+    for_: Seconds | None = Field(None, alias="for")
+
+
 class Throughput(FactSignal):
     """Steps take `factor` times as long as before, for so long; `rate`: and no printed rate says otherwise."""
 
@@ -303,7 +310,7 @@ class PlainFact(FactSignal):
 
 Fact = Annotated[
     Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | OddStack
-    | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow | Throughput
-    | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
+    | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow | LateRank
+    | Throughput | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
     Field(discriminator="fact"),
 ]  # fmt: skip

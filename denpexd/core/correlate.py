@@ -61,7 +61,7 @@ WAIT_FACTS = (
 STACK_FACTS = ("frame", "odd_stack", "busy", "mismatch", "differs", "missing_rank")
 PHASE_FACTS = ("phase", "phase_alone", "fewer_steps", "ended", "overlong", "complete")
 NUMBER_FACTS = ("metric_spread", "metric_odd", "nonfinite")  # of single lines
-PACE_FACTS = ("slow", "uneven", "throughput", "spike", "overlong", "parted")  # of many
+PACE_FACTS = ("slow", "late", "uneven", "throughput", "spike", "overlong", "parted")  # of many
 END_FACTS = (
     "exit",
     "gone",

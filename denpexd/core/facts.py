@@ -214,6 +214,7 @@ FACTS: Mapping[str, Fact] = {
     "nonfinite": measures.nonfinite,
     "spike": measures.spike,
     "slow": measures.slow,
+    "late": measures.late,
     "uneven": measures.uneven,
     "throughput": measures.throughput,
     "overlong": measures.overlong,

@@ -242,6 +242,8 @@ class Intake(Witnesses):
             state.total = total or state.total
             self.job.trained_t = max(self.job.trained_t, event.t)
             self._measure(state, event)
+            if state.rank >= 0 and step is not None and was == "train" and not event.history:
+                self.job.arrivals.note(self.job, event, (state.epoch, step))
         self._moved(state, event.t, was, steps, history=event.history)
 
     def _leave_phase(self, state: RankState, t: float) -> None:

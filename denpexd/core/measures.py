@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 
 from denpexd.core.cadence import Limits
@@ -124,6 +125,17 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
     if series is None or series.evidence is None:
         return [observed(rank, now, text, signal.means, kind="log")]
     return [_quoting(series.evidence, f"{text}: {series.evidence.text}", signal.means)]
+
+
+def late(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
+    """It has come to every step later than the others, by a large part of a step, for so long."""
+    known = job.arrivals.late().get(rank.rank)
+    lasting = float(signal.params.get("for", 0.0))
+    if known is None or known.last is None or known.last.t - known.since < lasting:
+        return []
+    text = f"{min(known.delays):.3g} s or more after the others at each of {known.count} steps: {known.last.text}"
+    e = observed(rank, known.last.t, text, signal.means, kind="log")
+    return [replace(e, source=known.last.source, offset=known.last.offset, history=known.last.history)]
 
 
 def uneven(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar, cast
 
+from denpexd.core.arrivals import Arrivals
 from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
 from denpexd.core.evidence import Evidence
@@ -155,6 +156,7 @@ class JobState:
     slow_since: dict[int, float] = field(default_factory=dict)  # by rank, without a break
     twins: dict[str, Twins] = field(default_factory=dict)  # by number
     timers: Timers = field(default_factory=Timers)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 

@@ -2,6 +2,7 @@
 
 import re
 
+from denpexd.core.arrivals import Arrivals
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
@@ -173,7 +174,7 @@ class Witnesses:
             state.restart(job.seq)
         job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
         job.twins.clear()
-        job.timers = Timers()
+        job.timers, job.arrivals = Timers(), Arrivals()
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
 
