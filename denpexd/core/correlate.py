@@ -195,8 +195,10 @@ class Correlator:
                 assert_never(event)
 
     def _hit(self, hit: Hit) -> None:
-        moves = self.job.moves
+        moves, placed = self.job.moves, len(self.job.processes.ranks)
         self._intake.hit(hit)
+        if len(self.job.processes.ranks) > placed and self.job.processes.speakers:
+            self._touch({*self._index.facts("raised", "gone"), *self._matches.live}, news=True)
         signal = self.catalog.signals.get(hit.signal)
         if signal is None:
             return

@@ -89,6 +89,7 @@ class Raised:
     `chain` is (type, message) from the exception that ended it back to the first cause; worker and remote
     tracebacks quoted inside the message are part of it. `uncaught`: printed by the interpreter's or torch's hook,
     not by a logging call. `logged`: came with a log header, so the program lived on at least to print it.
+    `process`: whose line it is according to its prefix (`pid=812` or `pid=812, ip=10.0.0.3`), where that names no rank.
     """
 
     t: float
@@ -100,6 +101,7 @@ class Raised:
     frames: tuple[Frame, ...]
     uncaught: bool = False
     history: bool = False
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)

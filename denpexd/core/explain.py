@@ -26,7 +26,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
     entry = c.rule.entry
     unheard = [r for r in job.universe if r not in job.ranks or not job.ranks[r].heard]
     names = {
-        "initiating": _who(c.initiating),
+        "initiating": _who(c.initiating) if c.initiating else _process(c, job, "unknown ({})") or "unknown",
         "collateral": _who(c.collateral),
         "unheard": _who(unheard),
         **{role: _who(ranks) for role, ranks in c.roles.items()},
@@ -96,7 +96,9 @@ def summary(incident: Incident, job: JobState, now: float) -> str:
     ranks = job.universe
     world = f" of {len(ranks)}" if ranks and ranks[-1] == len(ranks) - 1 else ""
     several = "ranks" if len(c.initiating) > 1 else "rank"
-    who = f"{several} {ranks_text(c.initiating)}" if c.initiating else "no rank can be named as the one that started it"
+    nobody = "no rank can be named as the one that started it"
+    nobody = _process(c, job, "the process {} (no line tells its rank)") or nobody
+    who = f"{several} {ranks_text(c.initiating)}" if c.initiating else nobody
     parts = [f"{c.rule.entry.title}: {who}{world}."]
     if len(c.collateral) == 1:
         parts.append(f"Rank {c.collateral[0]} only waits, or fails as a consequence.")
@@ -152,6 +154,13 @@ def missing(c: Candidate, job: JobState, unheard: Sequence[int], fill: Callable[
 
 def _who(ranks: Sequence[int]) -> str:
     return ranks_text(ranks) if ranks else "unknown"
+
+
+def _process(c: Candidate, job: JobState, text: str) -> str:
+    """The text with the process that the first evidence is of, where its line names one instead of a rank."""
+    known = job.processes.speakers
+    process = next((known[e.source, e.offset] for e in c.evidence if (e.source, e.offset) in known), None)
+    return text.format(process) if process is not None else ""
 
 
 def _chosen(evidence: Sequence[Evidence]) -> list[Evidence]:

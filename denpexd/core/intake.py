@@ -10,6 +10,7 @@ from denpexd.core.counters import counter, ranks_in
 from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Reader, Reading, is_aside, is_not_finite, normal, value_of
+from denpexd.core.processes import process_of
 from denpexd.core.records import Collective, Told
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_METRICS, MAX_TOLD, JobState, RankState
@@ -59,14 +60,14 @@ class Intake(Witnesses):
         if signal.role == "kernel":
             self.job.devices.note(event, self._quoted(event, signal.means, "kernel"))
             return  # the rank in whose log it stands did not say it
+        if "actor" in event.fields and (process := process_of(event.fields)):
+            event = self._of_process(event, process)
         state = self.job.rank(event.rank)
         state.printed = True
         state.last_t = max(state.last_t, event.t)
         if signal.role == "device":
             devices.belongs(self.job, event)
             return
-        if "actor" in event.fields and event.fields.get("pid", "").isdigit() and state.pid is None:
-            state.pid = int(event.fields["pid"])  # Ray's prefix names the process that wrote the line
         if signal.role == "progress":
             self._progress(state, event)
             return
@@ -82,6 +83,15 @@ class Intake(Witnesses):
         self._fields(state, event, evidence)
         for rank in self._about(signal, event):
             self._note(self.job.rank(rank), signal.id, replace(evidence, rank=rank), event.fields)
+
+    def _of_process(self, event: Hit, process: str) -> Hit:
+        """Ray's prefix names the process that wrote the line."""
+        if event.rank == UNKNOWN_RANK:
+            return replace(event, rank=self._rank_of(process, event.source, event.offset))
+        self._told_rank(process, event.rank)
+        state = self.job.rank(event.rank)
+        state.pid = int(event.fields["pid"]) if state.pid is None else state.pid
+        return event
 
     def _quoted(self, event: Hit, means: str, kind: str = "log") -> Evidence:
         return Evidence(

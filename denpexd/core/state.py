@@ -15,6 +15,7 @@ from denpexd.core.devices import Devices
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
+from denpexd.core.processes import Processes
 from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
 from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
@@ -157,6 +158,7 @@ class JobState:
     twins: dict[str, Twins] = field(default_factory=dict)  # by number
     timers: Timers = field(default_factory=Timers)
     arrivals: Arrivals = field(default_factory=Arrivals)
+    processes: Processes = field(default_factory=Processes)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
 

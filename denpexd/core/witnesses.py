@@ -1,11 +1,13 @@
 """Events -> state: what exceptions, stacks, processes and launchers show of the ranks. Nothing is judged here."""
 
 import re
+from dataclasses import replace
 
 from denpexd.core.arrivals import Arrivals
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.processes import Processes
 from denpexd.core.records import Collective, Exited, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
@@ -13,6 +15,7 @@ from denpexd.core.timers import Timers
 
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
+_PROCESS = re.compile(r"\((pid=\d+, ip=[\w.:]+)")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 
@@ -28,11 +31,16 @@ class Witnesses:
         ]
 
     def raised(self, event: Raised) -> None:
+        event = (
+            replace(event, rank=self._rank_of(event.process, event.source, event.offset)) if event.process else event
+        )
         state = self.job.rank(event.rank)
         state.printed, state.last_t = True, max(state.last_t, event.t)
         failed = _failed_ranks(event)
         if event.rank == UNKNOWN_RANK:
             state = self._named_by_pid(event) or (self.job.rank(min(failed)) if len(failed) == 1 else state)
+        if state.rank == UNKNOWN_RANK and not event.process and (named := _named_process(event)):
+            self.job.processes.spoke(named, event.source, event.offset)
         others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
         where = event.frames[0].canonical if event.frames else ""
         told = (f"{kind}: {message}" for kind, message in event.chain)
@@ -148,6 +156,24 @@ class Witnesses:
         rounds.append(Round(event.t, event.rank, int(fields["code"]), fields["agent"], fields["pid"], said))
         del rounds[:-MAX_ROUNDS]
 
+    def _rank_of(self, process: str, source: str, offset: int) -> int:
+        """The rank of the process that printed a line; where nothing has told it yet, the process is remembered."""
+        known = self.job.processes.ranks.get(process)
+        found = _PID.search(process)
+        rank = known if known is not None else self._by_pid(found.group(1)) if found else UNKNOWN_RANK
+        if rank == UNKNOWN_RANK:
+            self.job.processes.spoke(process, source, offset)
+        return rank
+
+    def _told_rank(self, process: str, rank: int) -> None:
+        """A process tells its rank: what it raised before belongs to that rank."""
+        unplaced = self.job.ranks.get(UNKNOWN_RANK)
+        if self.job.processes.learn(process, rank) and unplaced is not None:
+            mine = [known for known in unplaced.raised if known.event.process == process]
+            unplaced.raised = [known for known in unplaced.raised if known.event.process != process]
+            for known in mine:
+                self.job.rank(rank).keep(replace(known, event=replace(known.event, rank=rank)))
+
     def _by_pid(self, pid: str) -> int:
         """The rank of a process; UNKNOWN_RANK if none is known, or several nodes have that pid."""
         known = [r for r, s in self.job.ranks.items() if r >= 0 and s.pid is not None and str(s.pid) == pid]
@@ -174,9 +200,15 @@ class Witnesses:
             state.restart(job.seq)
         job.told = {name: told for name, told in job.told.items() if name == "rescaled"}
         job.twins.clear()
-        job.timers, job.arrivals = Timers(), Arrivals()
+        job.timers, job.arrivals, job.processes = Timers(), Arrivals(), Processes()
         job.started_t = event.t
         job.moved_t, job.trained_t = None, float("-inf")
+
+
+def _named_process(event: Raised) -> str:
+    """The process that the driver's report names, if it is one."""
+    found = {named for _, message in event.chain for named in _PROCESS.findall(message)}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _failed_ranks(event: Raised) -> set[int]:

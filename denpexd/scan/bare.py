@@ -30,6 +30,5 @@ def bare_exception(opening: Opening) -> Raised | None:
     if found is None or "Traceback (most" in o.text:
         return None
     kind, message = found["type"], (found["said"] or found["repr"] or "")[:_MOST]
-    return Raised(
-        o.t, o.rank, o.source, o.offset, f"{kind}: {message}"[:500], ((kind, message),), (), o.hooked, o.history
-    )
+    text = f"{kind}: {message}"[:500]
+    return Raised(o.t, o.rank, o.source, o.offset, text, ((kind, message),), (), o.hooked, o.history, process=o.process)

@@ -79,6 +79,7 @@ class Opening:
     hooked: bool = False  # printed by torch's exception hook
     before: str = ""  # the line above, of the same writer
     history: bool = False
+    process: str = ""  # as the prefix of the line names it
 
 
 @dataclass(slots=True)
@@ -241,7 +242,9 @@ class Traceback:
         uncaught = o.hooked or not self._logged
         text = (f"{kind}: {message}".splitlines()[0] if message else kind)[:500] or o.text
         chain = tuple(part.pair for part in everything)
-        events: list[Event] = [Raised(o.t, rank, o.source, o.offset, text, chain, frames, uncaught, o.history)]
+        events: list[Event] = [
+            Raised(o.t, rank, o.source, o.offset, text, chain, frames, uncaught, o.history, o.process)
+        ]
         if uncaught and raised[0].frames:
             stack = tuple(reversed(raised[0].frames))
             others = tuple(("quoted", tuple(reversed(inner.frames))) for inner in quoted if inner.frames)

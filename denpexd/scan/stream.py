@@ -6,6 +6,7 @@ were cut into reads changes nothing, except for progress, of which only the late
 """
 
 from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
+from denpexd.core.processes import process_of
 from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception
 from denpexd.scan.blocks import Opening
@@ -298,7 +299,8 @@ class Stream:
     def _opening(self, line: Line, before: str = "", *, entry: bool = False) -> Opening:
         named = self._blocks.entry_rank(line) if entry else None
         rank = line.rank if named is None else named
-        return Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history)
+        process = process_of(line.fields) if rank == UNKNOWN_RANK else ""
+        return Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history, process)
 
     def _line_above(self, line: Line, above: bytes) -> str:
         """The last line of the same writer before this one."""

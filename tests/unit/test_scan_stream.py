@@ -282,3 +282,19 @@ def test_only_the_latest_progress_of_each_rank_is_told_also_where_a_later_line_o
     data = b"[rank0]: step 1/9\n[rank1]: step 4/9\n[rank0]: step 2/9\n[rank0]: misstep 7/9\n"
     found = hits(Stream(scanner, "x").feed(1.0, 0, data), "step")
     assert [(hit.rank, hit.fields["step"], hit.offset) for hit in found] == [(1, "4", 18), (0, "2", 36)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "process"),
+    [
+        (("Traceback (most recent call last):", '  File "a.py", line 3, in f', "ValueError: x"), "pid=7, ip=10.0.0.4"),
+        (("torch.cuda.OutOfMemoryError: CUDA out of memory.",), "pid=7, ip=10.0.0.4"),
+    ],
+)
+def test_an_exception_keeps_the_process_that_its_prefix_names(
+    scanner: Scanner, lines: tuple[str, ...], process: str
+) -> None:
+    stream = Stream(scanner, "x", UNKNOWN_RANK)
+    text = "".join(f"(RayTrainWorker pid=7, ip=10.0.0.4) {line}\n" for line in lines).encode()
+    (raised,) = (e for e in [*stream.feed(1.0, 0, text), *stream.flush(2.0)] if isinstance(e, Raised))
+    assert (raised.rank, raised.process) == (UNKNOWN_RANK, process)
