@@ -1,8 +1,8 @@
 """Text as it comes out of a ticket, a chat or a terminal, made a log again.
 
 What was put around the log is taken off where nearly all lines have it: quotation marks of mail, line numbers,
-HTML entities, the frame of a table or a comment. Lines that were cut at a fixed width, in the middle of words, are
-joined. Text without such traces comes back as it is.
+HTML entities, the frame of a table or a comment. Logs side by side come one below the other. Lines that were cut at a
+fixed width, in the middle of words, are joined. Text without such traces comes back as it is.
 """
 
 import html
@@ -10,6 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+
+from denpexd.ingest.columns import below_each_other
 
 LARGEST = 8 << 20
 """Bytes: nobody pastes more; larger input is a log that was piped."""
@@ -33,7 +35,8 @@ def restored(data: bytes) -> bytes:
         lines = take_off(lines)
     if sum(bool(_ENTITY.search(line)) for line in lines) >= 1:
         lines = [html.unescape(line) for line in lines]
-    lines = _joined(lines)
+    panes = below_each_other(lines)
+    lines = [line for pane in panes for line in _joined(pane)]
     return "\n".join(lines).encode(errors="surrogateescape")
 
 
