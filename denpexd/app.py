@@ -33,6 +33,7 @@ from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
 from denpexd.kernel_feed import KernelFeed
+from denpexd.launches import Launches
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
@@ -66,15 +67,30 @@ def load_rules(settings: Settings) -> Packs:
     return packs
 
 
-def _keeper(folder: Path, settings: Settings, pipeline: Pipeline, reader: Reader, rules: Rules, clock: Clock) -> Keeper:
+def _keeper(
+    folder: Path,
+    settings: Settings,
+    pipeline: Pipeline,
+    reader: Reader,
+    rules: Rules,
+    clock: Clock,
+    launches: Launches | None,
+) -> Keeper | None:
     """Who keeps the evidence of incidents in this folder."""
     keep, engine = settings.keep, pipeline.scanner.engine_name
+    if keep.bundles == "off":
+        return None
+
+    def more(job: str) -> dict[str, object]:
+        return {} if launches is None else {"launch.json": launches.about(pipeline.job(job).core.job)}
+
     return Keeper(
         Shelf(folder / FOLDER, keep.size, keep.age),
         pipeline,
         clock,
         about=lambda: (show(settings), versions_of(engine, rules.packs)),
         sources=lambda: list(reader.found),
+        more=more,
     )
 
 
@@ -143,10 +159,13 @@ async def run(
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
-        keeper = None
-        if settings.keep.bundles == "on":
-            keeper = _keeper(keep or settings.state_dir, settings, pipeline, reader, rules, clock)
-        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper)
+        kept, ranks = keep or settings.state_dir, collector
+        launches = None
+        if settings.keep.launches == "on":
+            launches = Launches(kept, clock, lambda: ranks.ranks if isinstance(ranks, Collector) else {})
+            cleanup.callback(launches.close)
+        keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
+        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         app = create_app(daemon.view(), token=token, host=settings.web.host, reload=daemon.reload)
         _signals(daemon)

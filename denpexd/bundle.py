@@ -38,7 +38,7 @@ Verdict = Mapping[str, object]
 class Material:
     """What is known of an incident when a bundle is made. Texts may hold secrets: they are hidden here.
 
-    `lines`: quoted lines with what stands around them, by a name for the file; `more`: further files, as text.
+    `lines`: quoted lines with what stands around them, by a name for the file; `more`: further files, JSON-ready.
     """
 
     verdict: Verdict
@@ -46,7 +46,7 @@ class Material:
     config: str = ""
     versions: Mapping[str, object] = field(default_factory=dict)
     lines: Mapping[str, str] = field(default_factory=dict)
-    more: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
 
 
@@ -58,14 +58,14 @@ def files(material: Material) -> dict[str, bytes]:
         "README.txt": _readme(verdict, cut, material.note),
         "case.yaml": yaml.safe_dump(_case(verdict, cut), sort_keys=False, allow_unicode=True),
         "journal.jsonl": "".join(f"{line}\n" for line in _journal(cut)),
-        "verdict.json": json.dumps(verdict, indent=2, ensure_ascii=False) + "\n",
+        "verdict.json": _json(verdict),
         "report.txt": report(verdict, color=False, width=_WIDTH, whole=True) + "\n",
-        "versions.json": json.dumps(redact_value(material.versions)[0], indent=2, ensure_ascii=False) + "\n",
+        "versions.json": _json(material.versions),
         "config.yaml": redact(material.config)[0],
     }
     texts |= {f"stacks/{name}": text for name, text in _stacks(cut)}
     texts |= {f"lines/{safe(name)}": redact(text)[0] for name, text in material.lines.items()}
-    texts |= {safe(name): redact(text)[0] for name, text in material.more.items()}
+    texts |= {safe(name): _json(value) for name, value in material.more.items()}
     return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
 
 
@@ -73,8 +73,12 @@ def renewed(kept: Mapping[str, bytes], verdict: Verdict) -> dict[str, bytes]:
     """A bundle of before with the verdict as it is now."""
     clean, _ = redact_verdict(verdict)
     page = report(clean, color=False, width=_WIDTH, whole=True) + "\n"
-    told = json.dumps(clean, indent=2, ensure_ascii=False) + "\n"
-    return {**kept, "verdict.json": told.encode("utf-8", "replace"), "report.txt": page.encode("utf-8", "replace")}
+    new = {"verdict.json": _json(clean), "report.txt": page}
+    return {**kept, **{name: text.encode("utf-8", "replace") for name, text in new.items()}}
+
+
+def _json(value: object) -> str:
+    return json.dumps(redact_value(value)[0], indent=2, ensure_ascii=False) + "\n"
 
 
 def safe(name: str) -> str:

@@ -11,6 +11,7 @@ from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.errors import StateError
 from denpexd.keeper import Keeper
+from denpexd.launches import Launches
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Sent, plan
@@ -87,11 +88,12 @@ class Daemon:
         clock: Clock,
         rules: Rules,
         keeper: Keeper | None = None,
+        launches: Launches | None = None,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
-        self.rules, self.keeper = rules, keeper
+        self.rules, self.keeper, self.launches = rules, keeper, launches
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
@@ -172,6 +174,9 @@ class Daemon:
         job = self.evidence_job()
         if job is not None and (events := await self.collector.watch()):
             await self.handle(self.pipeline.evidence(job, events))
+        if self.launches is not None:
+            for name, events in self.launches.tick([each.core.job for each in self.pipeline.jobs.values()], job):
+                await self.handle(self.pipeline.evidence(name, events))
 
     def evidence_job(self) -> str | None:
         """The job that the local processes belong to; what they say before that is known is asked again then."""
@@ -207,6 +212,8 @@ class Daemon:
         await self._commit()
         for task in self._looking:
             task.cancel()
+        if self.launches is not None:
+            await self.launches.finish([each.core.job for each in self.pipeline.jobs.values()])
         if self.keeper is not None:
             await self.keeper.finish()
         await self.deliverer.drain(GRACE)

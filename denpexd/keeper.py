@@ -44,7 +44,7 @@ class Keeper:
         clock: Clock,
         about: Callable[[], tuple[str, Mapping[str, object]]],
         sources: Callable[[], Sequence[Path]],
-        more: Callable[[str], Mapping[str, str]] = lambda job: {},
+        more: Callable[[str], Mapping[str, object]] = lambda job: {},
     ) -> None:
         self.shelf, self._pipeline, self._clock = shelf, pipeline, clock
         self._about, self._sources, self._more = about, sources, more

@@ -203,6 +203,9 @@ class Keep(Section):
     age: Annotated[Duration, Field(ge=60)] = Field(
         default=30 * 86400.0, description="bundles older than this are removed"
     )
+    launches: Literal["on", "off"] = Field(
+        default="on", description="keep how each job was started, to say what changed"
+    )
     memory: Annotated[Size, Field(ge=64 * 1024)] = Field(
         default=16 * 1024**2, description="for what a job showed lately, in memory"
     )

@@ -60,6 +60,7 @@ def sample(now: float) -> dict[str, object]:
         "summary": "Test message of denpexd: nothing is wrong.",
         "evidence": [],
         "stacks": [],
+        "changed": None,
         "against": [],
         "missing": [],
         "alternatives": [],

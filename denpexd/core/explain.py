@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from denpexd.core.evidence import Evidence
 from denpexd.core.incident import Incident, ranks_text
+from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
 from denpexd.core.standing import groups
 from denpexd.core.state import JobState
@@ -62,6 +63,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "summary": summary(incident, job, now),
         "evidence": [_quote(e) for e in _chosen(c.evidence)],
         "stacks": groups(job),
+        "changed": changed(job),
         "against": against(c, job),
         "missing": missing(c, job, unheard, fill),
         "alternatives": [{"failure": f, "why_not": why} for f, why in incident.alternatives],

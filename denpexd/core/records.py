@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from denpexd.core.counters import ranks_in
 from denpexd.core.events import Exit, Frame, Frames, Raised
 from denpexd.core.evidence import Evidence
 
@@ -91,3 +92,28 @@ class Round:
     agent: str
     pid: str
     evidence: Evidence
+
+
+Facts = Mapping[str, str]
+"""How one rank was started, by name; see core/launch.py."""
+
+_ABOUT = ("attempt", "at")
+
+
+@dataclass(slots=True)
+class Launch:
+    """How the ranks of a job were started: `now`, and `before`, in its last run that made progress."""
+
+    now: dict[int, Facts] = field(default_factory=dict)
+    before: dict[int, Facts] = field(default_factory=dict)
+    about: Facts = field(default_factory=dict)
+
+    def take(self, name: str, fields: Facts) -> None:
+        """A fact `launch` or `launch_before`: what holds for some `ranks` (as in `0-2,5`)."""
+        facts = {key: value for key, value in fields.items() if key not in ("ranks", *_ABOUT)}
+        ranks = [rank for part in fields.get("ranks", "").split(",") for rank in ranks_in(part)]
+        if name == "launch":
+            self.now |= dict.fromkeys(ranks, facts)
+            return
+        self.before |= dict.fromkeys(ranks, facts)
+        self.about = {key: fields[key] for key in _ABOUT if key in fields}

@@ -16,7 +16,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
 from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Exited, RaisedBy, Round, Seen, Snapshot, Told
+from denpexd.core.records import Collective, Exited, Launch, RaisedBy, Round, Seen, Snapshot, Told
 from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
 
@@ -161,6 +161,7 @@ class JobState:
     processes: Processes = field(default_factory=Processes)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
     rounds: list[Round] = field(default_factory=list)
+    launch: Launch = field(default_factory=Launch)
 
     def rank(self, number: int) -> RankState:
         state = self.ranks.get(number)

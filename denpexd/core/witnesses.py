@@ -8,7 +8,7 @@ from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Exited, RaisedBy, Round, Snapshot
+from denpexd.core.records import Collective, Exited, Launch, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
 from denpexd.core.timers import Timers
@@ -123,6 +123,9 @@ class Witnesses:
             state.states.pop("frozen", None)
             state.states.pop("disk_sleep", None)
             return
+        if name in ("launch", "launch_before"):
+            self.job.launch.take(name, fields)
+            return
         if name == "recent":
             self.job.recent = fields.get("recent") != "false"
             return
@@ -202,6 +205,7 @@ class Witnesses:
         job.twins.clear()
         job.timers, job.arrivals, job.processes = Timers(), Arrivals(), Processes()
         job.started_t = event.t
+        job.launch = Launch()
         job.moved_t, job.trained_t = None, float("-inf")
 
 

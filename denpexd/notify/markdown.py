@@ -2,6 +2,7 @@
 
 import re
 
+from denpexd.notify.changes import HEAD, UNEQUAL, changes
 from denpexd.notify.policy import Verdict
 from denpexd.notify.render import kind_word, origin, standing, who
 from denpexd.notify.text import excerpt, items, moment, one_line, rank_list, ranks, string
@@ -26,7 +27,7 @@ def markdown(verdict: Verdict) -> str:
     ):
         lines += [f"| {label} | {_md(value)} |"] if value not in (None, "") else []
     lines += _md_text("What happened", verdict.get("root_cause"))
-    lines += _md_quotes(verdict) + _md_stacks(verdict) + _md_doubts(verdict) + _md_steps(verdict)
+    lines += _md_quotes(verdict) + _md_stacks(verdict) + _md_changes(verdict) + _md_doubts(verdict) + _md_steps(verdict)
     for head, name in (("How to prevent it", "prevention"),):
         lines += _md_text(head, verdict.get(name))
     references = verdict.get("references")
@@ -59,6 +60,13 @@ def _md_quotes(verdict: Verdict) -> list[str]:
 def _md_stacks(verdict: Verdict) -> list[str]:
     lines = [f"| {_md(who_stands)} | {_md(at)} |" for who_stands, at in standing(verdict)]
     return ["", "## Where the ranks stand", "", "| | |\n|---|---|", *lines] if lines else []
+
+
+def _md_changes(verdict: Verdict) -> list[str]:
+    lines: list[str] = []
+    for head, texts in zip((HEAD, UNEQUAL), changes(verdict), strict=True):
+        lines += ["", f"## {head}", "", *(f"- {_md(text)}" for text in texts)] if texts else []
+    return lines
 
 
 def _md_doubts(verdict: Verdict) -> list[str]:

@@ -6,6 +6,7 @@ out before (`redact`).
 
 from collections.abc import Mapping
 
+from denpexd.notify.changes import HEAD, UNEQUAL, changes, short
 from denpexd.notify.policy import Verdict
 from denpexd.notify.text import (
     cells,
@@ -89,6 +90,7 @@ def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) ->
     page.section("What happened", string(verdict, "root_cause"))
     _evidence(verdict, page)
     _stacks(verdict, page)
+    _changes(verdict, page)
     _against(verdict, page)
     _missing(verdict, page)
     _remedy(verdict, page)
@@ -176,6 +178,13 @@ def _stacks(verdict: Verdict, page: Page) -> None:
         page.text(at, f"  {name:<{widest}}  ", " " * (widest + 4))
 
 
+def _changes(verdict: Verdict, page: Page) -> None:
+    for head, lines in zip((HEAD, UNEQUAL), changes(verdict), strict=True):
+        page.lines += ["", page.paint(head, "head")] if lines else []
+        for line in lines:
+            page.text(line, "  - ", "    ")
+
+
 def _against(verdict: Verdict, page: Page) -> None:
     against, others = items(verdict, "against"), items(verdict, "alternatives")
     if against or others:
@@ -236,7 +245,7 @@ def summary_text(verdict: Verdict, limit: int) -> tuple[str, str]:
     if verdict.get("state") == "closed":
         parts = [f"Closed at {moment(verdict.get('updated_t'))}. {parts[0]}".strip()]
     else:
-        parts += _short_quotes(verdict)
+        parts += [*_short_quotes(verdict), *short(verdict)]
         wanted = items(verdict, "missing")[:2]
         parts += [f"Missing: {one_line(m.get('fact'))}\n  {one_line(m.get('how'))}" for m in wanted]
         parts += _short_steps(verdict)

@@ -419,7 +419,10 @@ class TestSchema:
         schema = json.loads(verdict_schema())
         jsonschema.Draft202012Validator.check_schema(schema)
         assert set(schema["required"]) == set(VERDICT)
-        assert set(schema["properties"]) - set(VERDICT) == {"stacks"}  # came later: stored verdicts may lack it
+        assert set(schema["properties"]) - set(VERDICT) == {
+            "stacks",
+            "changed",
+        }  # stored verdicts may lack them
 
     @pytest.mark.parametrize("key", sorted(VERDICT))
     def test_a_verdict_without_a_key_or_with_nonsense_in_it_is_refused(self, key):
