@@ -129,21 +129,25 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
 @main.command()
 @click.argument("cases", nargs=-1, required=True, type=EXISTING)
 @form("text", "jsonl")
+@click.option("--without", help="Leave out evidence that the cases hold: stacks, fr, exits (comma-separated).")
 @PACKS
-def replay(cases: tuple[Path, ...], form: str, packs: tuple[Path, ...]) -> None:
+def replay(cases: tuple[Path, ...], form: str, without: str | None, packs: tuple[Path, ...]) -> None:
     """Play recorded CASES (folders with timeline.jsonl and case.yaml, or bundles) in simulated time."""
     from denpexd.errors import CaseError
     from denpexd.notify.redact import redact_verdict
     from denpexd.notify.render import report
-    from denpexd.recording import read_case
+    from denpexd.recording import EVIDENCE, read_case
     from denpexd.replay import Replayer
     from denpexd.scan.engine import choose_engine
 
+    left_out = set(without.split(",")) if without else set()
+    if not left_out <= set(EVIDENCE):
+        fail(f"--without {without}: expected some of {', '.join(EVIDENCE)}")
     replayer = Replayer(catalogue(packs), choose_engine())
     failed = False
     for case in cases:
         try:
-            verdicts = [redact_verdict(v)[0] for v in replayer.run(read_case(case)).verdicts]
+            verdicts = [redact_verdict(v)[0] for v in replayer.run(read_case(case, left_out)).verdicts]
         except CaseError as error:
             click.echo(f"denpexd: {error}", err=True)
             failed = True

@@ -14,9 +14,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from denpexd.core import events as vocabulary
 from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frames, Hit, Joined, Raised, Tick
+from denpexd.core.flight import Dump, Op
 from denpexd.errors import CaseError
 
-_KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Exit, Fact, Frames, Hit, Joined, Raised)}
+_KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Dump, Exit, Fact, Frames, Hit, Joined, Raised)}
 _ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
 
@@ -57,11 +58,13 @@ def decode(line: str) -> tuple[str, Event]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Op):  # hundreds of them are one event: without the names
+        return [_plain(getattr(value, f.name)) for f in fields(value)]
     if is_dataclass(value):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
+    return {str(key): _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @cache
@@ -92,10 +95,11 @@ def _checked(hint: Any, value: Any) -> Any:
         if inner[-1] is not ...:
             return tuple(_checked(kind, item) for kind, item in zip(inner, items, strict=True))
         return tuple(_checked(inner[0], item) for item in items)
-    if origin is not None:  # a mapping of texts
-        if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-            _refuse(hint, value)
-        return value
+    if origin is not None:  # a mapping, by text or by number
+        items = value.items() if isinstance(value, dict) else _refuse(hint, value)
+        return {inner[0](key): _checked(inner[1], item) for key, item in items}
+    if hint is Op:
+        value = dict(zip((f.name for f in fields(Op)), value, strict=True))
     if is_dataclass(hint) and isinstance(hint, type):
         return _made(hint, value)
     allowed = (int, float) if hint is float else hint

@@ -35,6 +35,7 @@ def shortened(recording: Recording, keep: float) -> Recording:
         lines=[replace(p, t=at(p.t)) for p in recording.lines],
         looks=[replace(look, t=at(look.t)) for look in recording.looks],
         states=[replace(fact, t=at(fact.t)) for fact in recording.states],
+        dumps=[replace(dump, t=at(dump.t)) for dump in recording.dumps],
         exits=[replace(e, t=at(e.t)) for e in recording.exits],
     )
 
@@ -128,6 +129,8 @@ class RecordedCollector:
     async def collect(self, want: Want) -> list[Event]:
         """What the wanted ranks would have shown at this moment."""
         self.asked.append(want)
+        if want.kind == "dumps":
+            return []  # those that were recorded come with the stacks
         recording, t, now = self._playback.recording, self._playback.t, self._clock.now()
         gone = self._playback.gone(t)
         events: list[Event] = []
@@ -137,8 +140,10 @@ class RecordedCollector:
                 self.counts[want.kind, "gone"] += 1
                 continue
             facts: list[Fact] = [replace(fact, t=now) for fact in recording.states if fact.rank == rank and fact.t <= t]
-            looks = recording.answer(rank, t) if want.kind == "stacks" else []
-            events += [self._joined(rank), *facts, *(replace(look, t=now) for look in looks)]
+            events += [self._joined(rank), *facts]
+            if want.kind == "stacks":
+                events += [replace(look, t=now) for look in recording.answer(rank, t)]
+                events += [replace(dump, t=now) for dump in recording.dumped(rank, t)]
             self.counts[want.kind, "ok"] += 1
         return events
 

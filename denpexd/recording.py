@@ -1,12 +1,12 @@
 """A recorded job: what it printed, what its processes would have answered, how they ended.
 
-Read from a case folder (timeline.jsonl, case.yaml, stacks/, snapshot.json), from a bundle (journal.jsonl instead of
-the lines: what the core was fed), or made from a rule's example. The truth that a case may hold is never read here.
+Read from a case folder (timeline.jsonl, case.yaml, stacks/, fr/, snapshot.json), from a bundle (journal.jsonl instead
+of the lines: what the core was fed), or made from a rule's example. The truth that a case may hold is never read here.
 """
 
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,17 @@ from typing import Any
 import yaml
 
 from denpexd.archive import unpack
-from denpexd.catalog.examples import RAS_FACTS, FactAt, LineAt, StackAt, TimelineEvent
+from denpexd.catalog.examples import RAS_FACTS, DumpAt, FactAt, LineAt, StackAt, TimelineEvent
 from denpexd.core.cadence import BUDGETS, Limits
 from denpexd.core.events import Event, Exit, Fact, Frames
+from denpexd.core.flight import Dump
 from denpexd.errors import CaseError
+from denpexd.evidence.flight_read import MOST_OPS, read_folder
 from denpexd.evidence.stacks import parse_text
 from denpexd.journal import unpacked
+
+EVIDENCE = ("stacks", "fr", "exits")
+"""What may be left out of a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +63,31 @@ class Recording:
     exits: list[Exit] = field(default_factory=list)
     start: float = 0.0
     told: Told | None = None
+    dumps: list[Dump] = field(default_factory=list)
 
     def answer(self, rank: int, t: float) -> list[Frames]:
         """The stack that a look at `rank` at time `t` would have shown, if it was recorded."""
         known = [look for look in self.looks if look.rank == rank and look.t <= t]
         return [known[-1]] if known and not self.exited(rank, t) else []
 
+    def dumped(self, rank: int, t: float) -> list[Dump]:
+        """The Flight Recorder dump that `rank` would have written at time `t`, if it was recorded."""
+        known = [dump for dump in self.dumps if dump.rank == rank and dump.t <= t]
+        return [known[-1]] if known and not self.exited(rank, t) else []
+
+    def asked(self) -> list[int]:
+        """Ranks of which anything is known that a look at their processes shows."""
+        return sorted({one.rank for known in (self.looks, self.states, self.dumps) for one in known})
+
     def exited(self, rank: int, t: float) -> bool:
         return any(e.rank == rank and e.t <= t for e in self.exits)
 
 
-def read_case(folder: Path) -> Recording:
-    """Read a case folder or a bundle; CaseError says which file is missing or broken, and where."""
+def read_case(folder: Path, without: Collection[str] = ()) -> Recording:
+    """Read a case folder or a bundle; CaseError says which file is missing or broken, and where.
+
+    `without`: of EVIDENCE, what to leave out of a case folder.
+    """
     if folder.is_file():
         return _read_archive(folder)
     about = _yaml(folder / "case.yaml")
@@ -82,6 +100,7 @@ def read_case(folder: Path) -> Recording:
         until = float(about.get("observe_until", last + 60.0))
         evidence_t = float(about.get("evidence_t", last))
         exits = [Exit(float(e["t"]), int(rank), int(e["code"])) for rank, e in (about.get("exits") or {}).items()]
+        exits = [] if "exits" in without else exits
     except (TypeError, ValueError, KeyError) as wrong:
         raise CaseError(
             f"{folder / 'case.yaml'}: {wrong!r}; expected world_size, observe_until, exits as numbers"
@@ -90,12 +109,15 @@ def read_case(folder: Path) -> Recording:
         str(about.get("id") or folder.name), world, until, lines, exits=sorted(exits, key=lambda e: e.t)
     )
     states = _snapshot(folder / "snapshot.json")
-    for path in sorted((folder / "stacks").glob("rank*.txt")):
+    for path in [] if "stacks" in without else sorted((folder / "stacks").glob("rank*.txt")):
         number = path.stem.removeprefix("rank")
         if number.isdigit():
             look = parse_text(path.read_text(errors="replace"), int(number), evidence_t)
             if look is not None:
                 recording.looks.append(look)
+    if "fr" not in without and (folder / "fr").is_dir():
+        found = read_folder(folder / "fr", evidence_t)
+        recording.dumps = [one.dump.shortened(MOST_OPS) for one in found if one.dump is not None and one.rank >= 0]
     recording.states = [
         Fact(evidence_t, rank, "frozen", text=f"process state {state}", source="/proc")
         for rank, state in states.items()
@@ -198,6 +220,8 @@ def from_timeline(
                 recording.lines.append(Printed(t, rank, "stdout", text))
             case StackAt(t, rank, frames):
                 recording.looks.append(Frames(t, rank, "py-spy", frames))
+            case DumpAt(t, rank, ops):
+                recording.dumps.append(Dump(t, rank, ops=ops, source=f"dump of rank {rank}"))
             case FactAt(t, rank, "exit", fields):
                 recording.exits.append(Exit(t, rank, int(fields["code"]), fields.get("by", "process")))
             case FactAt(t, rank, "gone"):

@@ -158,7 +158,9 @@ def _steps(recording: Recording) -> Iterator[tuple[float, list[Printed | Event]]
 
 def _answers(want: Want, recording: Recording) -> list[Event]:
     """What the processes would have answered at that time."""
-    ranks = want.ranks or tuple(sorted({look.rank for look in recording.looks} | {f.rank for f in recording.states}))
+    if want.kind == "dumps":
+        return []  # those that were recorded come with the stacks
+    ranks = want.ranks or tuple(recording.asked())
     found: list[Event] = []
     for rank in ranks:
         if recording.exited(rank, want.t) or recording.exited(UNKNOWN_RANK, want.t):
@@ -171,4 +173,5 @@ def _answers(want: Want, recording: Recording) -> list[Event]:
         ]
         if want.kind == "stacks":
             found += [replace(look, t=want.t) for look in recording.answer(rank, want.t)]
+            found += [replace(dump, t=want.t) for dump in recording.dumped(rank, want.t)]
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from denpexd.core.events import UNKNOWN_RANK, Frame
+from denpexd.core.flight import Op
 from denpexd.core.rule import Example, Rule
 from denpexd.errors import CaseError
 
@@ -25,8 +26,9 @@ FACTS: Mapping[str, tuple[str, ...]] = {
 RAS_FACTS = frozenset({"unreachable", "launched_less", "launched_other"})
 """Those that NCCL's RAS tells."""
 
-_LINE = re.compile(r"\s*(?P<t>\d+(?:\.\d+)?)\s+(?P<ranks>\S+)\s+(?P<kind>[|>!])(?: (?P<text>.*))?")
+_LINE = re.compile(r"\s*(?P<t>\d+(?:\.\d+)?)\s+(?P<ranks>\S+)\s+(?P<kind>[|>!@])(?: (?P<text>.*))?")
 _RANKS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+_OP = re.compile(r"(?P<group>\w+):(?P<seq>\d+) (?P<name>\w+)(?: (?P<numel>\d+))?(?P<done> done)?")
 _FRAME = re.compile(r"(?P<function>\S+)\s+(?P<path>.+?)(?::(?P<line>\d+))?")
 
 
@@ -58,7 +60,16 @@ class FactAt:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-TimelineEvent = LineAt | StackAt | FactAt
+@dataclass(frozen=True, slots=True)
+class DumpAt:
+    """From `t` on, the Flight Recorder of the rank holds these operations, oldest first, until the next DumpAt."""
+
+    t: float
+    rank: int
+    ops: tuple[Op, ...]
+
+
+TimelineEvent = LineAt | StackAt | FactAt | DumpAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +119,7 @@ def read_timeline(
 def _events(line: str, world_size: int, observe_until: float) -> Iterator[TimelineEvent]:
     parts = _LINE.fullmatch(line)
     if not parts:
-        raise ValueError("expected `seconds  ranks  kind  text`, with kind one of | > !")
+        raise ValueError("expected `seconds  ranks  kind  text`, with kind one of | > ! @")
     t, text = float(parts["t"]), parts["text"] or ""
     if t > observe_until:
         raise ValueError(f"{t:g} s is after observe_until ({observe_until:g} s)")
@@ -117,6 +128,8 @@ def _events(line: str, world_size: int, observe_until: float) -> Iterator[Timeli
             yield LineAt(t, rank, text)
         elif parts["kind"] == ">":
             yield StackAt(t, rank, _frames(text))
+        elif parts["kind"] == "@":
+            yield DumpAt(t, rank, _ops(text))
         else:
             yield FactAt(t, rank, *_fact(text))
 
@@ -145,6 +158,20 @@ def _frames(text: str) -> tuple[Frame, ...]:
             raise ValueError(f"frame '{part.strip()}': expected `function path`, innermost first, separated by ;")
         frames.append(Frame(parsed["function"], parsed["path"], int(parsed["line"] or 0)))
     return tuple(frames)
+
+
+def _ops(text: str) -> tuple[Op, ...]:
+    ops = []
+    for record, part in enumerate(text.split(";")):
+        parsed = _OP.fullmatch(part.strip())
+        if not parsed:
+            raise ValueError(
+                f"operation '{part.strip()}': expected `GROUP:NUMBER name [elements] [done]`, oldest first"
+            )
+        sizes = (int(parsed["numel"]),) if parsed["numel"] else ()
+        pending = parsed["done"] is None
+        ops.append(Op(parsed["group"], int(parsed["seq"]), parsed["name"], record, pending, sizes=sizes, given=sizes))
+    return tuple(ops)
 
 
 def _fact(text: str) -> tuple[str, dict[str, str]]:

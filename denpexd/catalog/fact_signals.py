@@ -1,11 +1,11 @@
 """Signals that are facts: which facts code establishes, and the parameters of each."""
 
-import signal as signals
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, StrictInt, WithJsonSchema
+from pydantic import Field, StrictBool, StrictInt
 
 from denpexd.catalog.any_signal import AnySignal, Blame, PhaseName
+from denpexd.catalog.fact_values import Codes, Numel, Signo
 from denpexd.catalog.fields import LocalName, Re2, Seconds
 
 StoppedBy = Literal[
@@ -25,32 +25,6 @@ class FactSignal(AnySignal):
         own = {name: field for name, field in type(self).model_fields.items() if name not in FactSignal.model_fields}
         given = {field.alias or name: getattr(self, name) for name, field in own.items()}
         return {key: value for key, value in given.items() if value is not None}
-
-
-def _signal_number(value: Any) -> Any:
-    if isinstance(value, str):
-        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
-        if name not in signals.Signals.__members__:
-            raise ValueError(f"'{value}' is not the name of a signal such as SIGKILL")
-        return int(signals.Signals[name])
-    return value
-
-
-def _text_of_number(value: Any) -> Any:
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-Signo = Annotated[
-    StrictInt, BeforeValidator(_signal_number), Field(ge=1, le=64), WithJsonSchema({"type": ["integer", "string"]})
-]
-Numel = Annotated[
-    str,
-    BeforeValidator(_text_of_number),
-    Field(pattern=r"^(odd|[<>]?[0-9]+)$"),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(odd|[<>]?[0-9]+)$"}]}
-    ),
-]
 
 
 class Raised(FactSignal):
@@ -133,6 +107,13 @@ class Differs(FactSignal):
 
     fact: Literal["differs"]
     what: Literal["op", "numel", "shape", "call"]
+
+
+class DumpShows(FactSignal):
+    """What the Flight Recorder dumps of all ranks show of this one."""
+
+    fact: Literal["dump"]
+    shows: Literal["out_of_order", "crossed", "other_call", "other_size", "absent", "passed", "waits"]
 
 
 class OddStack(FactSignal):
@@ -249,14 +230,6 @@ class StatedOfOthers(FactSignal):
     name: LocalName
 
 
-Codes = Annotated[
-    str,
-    BeforeValidator(_text_of_number),
-    Field(pattern=r"^\d{1,3}(, ?\d{1,3})*$"),
-    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^\d{1,3}(, ?\d{1,3})*$"}]}),
-]
-
-
 class Xid(FactSignal):
     """NVIDIA's driver reported one of these error codes, and none of `unless`.
 
@@ -309,8 +282,9 @@ class PlainFact(FactSignal):
 
 
 Fact = Annotated[
-    Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | OddStack
-    | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow | LateRank
+    Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | DumpShows
+    | OddStack | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow
+    | LateRank
     | Throughput | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
     Field(discriminator="fact"),
 ]  # fmt: skip

@@ -18,10 +18,12 @@ class Asking:
         self.suspected = 0
         self._looks, self._next_look = 0, float("-inf")
         self._queries, self._next_query = 0, float("-inf")
+        self._dumped = False
 
     def anew(self) -> None:
         """Another attempt: the next silence is a new one."""
         self._looks = self._queries = 0
+        self._dumped = False
 
     def at(self, now: float, job: JobState, limits: cadence.Limits) -> Iterator[Want]:
         """What to ask at this tick."""
@@ -31,6 +33,7 @@ class Asking:
         elif silence >= cadence.suspicion(limits, job.usual):
             yield from self._stacks(now, silence)
             yield from self._ras(now, job, silence, limits)
+            yield from self._dumps(now, silence)
         else:
             self.anew()
             self._next_look = self._next_query = float("-inf")
@@ -43,6 +46,12 @@ class Asking:
         yield Want(now, "stacks", (), f"no progress for {silence:.0f} s")
         self._next_look = now + BACK_OFF[min(self._looks, len(BACK_OFF) - 1)]
         self._looks += 1
+
+    def _dumps(self, now: float, silence: float) -> Iterator[Want]:
+        """Once in a standstill, when two looks have found it unchanged: a rank that writes its dump works for us."""
+        if self._looks > 2 and not self._dumped:
+            self._dumped = True
+            yield Want(now, "dumps", (), f"no progress for {silence:.0f} s")
 
     def _ras(self, now: float, job: JobState, silence: float, limits: cadence.Limits) -> Iterator[Want]:
         """Not before a page could be due, nor while communicators are made, nor early in a phase that is long."""

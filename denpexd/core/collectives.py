@@ -6,7 +6,7 @@ Same shape as those of facts.py: for ONE rank the evidence that makes the fact h
 from collections import Counter
 from collections.abc import Mapping
 
-from denpexd.core import cadence, stands
+from denpexd.core import cadence, flight_facts, stands
 from denpexd.core.evidence import Evidence
 from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
@@ -18,7 +18,7 @@ TOGETHER = 2.0  # seconds: two polls of the process table
 def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     op = signal.param_matchers.get("op")
     found = []
-    for known in rank.collectives.values():
+    for known in _known(job, rank, now).values():
         if not known.op or known.evidence is None or (op and not op.search(known.op)):
             continue
         if "numel" in signal.params and not _fits(known.numel, str(signal.params["numel"])):
@@ -41,8 +41,14 @@ def _fits(number: int | None, want: str) -> bool:
     return number == int(want)
 
 
-def _peers(job: JobState, group: str) -> Mapping[int, Collective]:
-    return {r: s.collectives[group] for r, s in job.ranks.items() if r >= 0 and group in s.collectives}
+def _known(job: JobState, rank: RankState, now: float) -> Mapping[str, Collective]:
+    """By group: what it reported or, if it reported nothing, what its Flight Recorder dump shows."""
+    return rank.collectives or flight_facts.collectives(job, rank, now)
+
+
+def _peers(job: JobState, group: str, now: float) -> Mapping[int, Collective]:
+    everybody = job.once("in groups", lambda: {r: _known(job, s, now) for r, s in job.ranks.items() if r >= 0})
+    return {r: known[group] for r, known in everybody.items() if group in known}
 
 
 def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -55,10 +61,10 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
         calls, quoted = _calls(job)
         return [quoted[rank.rank].saying(signal.means)] if _odd(calls, rank.rank) else []
     found = []
-    for group, mine in rank.collectives.items():
+    for group, mine in _known(job, rank, now).items():
         if mine.evidence is None or not mine.op:
             continue
-        peers = _peers(job, group)
+        peers = {r: c for r, c in _peers(job, group, now).items() if _comparable(mine, c)}
         if what in ("numel", "shape"):
             peers = {r: c for r, c in peers.items() if c.kind == mine.kind}
         name = "kind" if what == "op" else what
@@ -66,6 +72,12 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
         if _odd(values, rank.rank):
             found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _comparable(mine: Collective, other: Collective) -> bool:
+    """Dumps say for certain which number of its group a rank stands in: only the same one is meant to be the same."""
+    dumped = mine.evidence is not None and mine.evidence.kind == "dump"
+    return not dumped or mine.seq is None or other.seq is None or mine.seq == other.seq
 
 
 def _odd(values: Mapping[int, object], rank: int) -> bool:
@@ -86,8 +98,9 @@ def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
         crossed = len(calls) == len(job.universe) and len(set(calls.values())) > 1
         return [quoted[rank.rank].saying(signal.means)] if crossed and rank.rank in quoted else []
     found = []
-    for group, mine in rank.collectives.items():
-        peers = [c for c in _peers(job, group).values() if c.op and (what == "op" or c.kind == mine.kind)]
+    for group, mine in _known(job, rank, now).items():
+        told = [c for c in _peers(job, group, now).values() if c.op and _comparable(mine, c)]
+        peers = [c for c in told if what == "op" or c.kind == mine.kind]
         values = {getattr(c, "kind" if what == "op" else what) for c in peers} - {None}
         if len(values) > 1 and mine.evidence is not None and mine.op:
             found.append(mine.evidence.saying(signal.means))
@@ -105,8 +118,8 @@ def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
     """Has enqueued less than every rank of its group that timed out, or launched less than most (NCCL RAS)."""
     known = rank.states.get("launched_less")
     found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
-    for group, mine in rank.collectives.items():
-        others = [c.enqueued for r, c in _peers(job, group).items() if r != rank.rank and c.enqueued is not None]
+    for group, mine in _known(job, rank, now).items():
+        others = [c.enqueued for r, c in _peers(job, group, now).items() if r != rank.rank and c.enqueued is not None]
         if mine.enqueued is None or not others or mine.evidence is None:
             continue
         if mine.enqueued < min(others):
@@ -116,8 +129,8 @@ def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
 
 def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     found = []
-    for group, mine in rank.collectives.items():
-        waiting = any(c.op for r, c in _peers(job, group).items() if r != rank.rank)
+    for group, mine in _known(job, rank, now).items():
+        waiting = any(c.op for r, c in _peers(job, group, now).items() if r != rank.rank)
         if mine.idle and waiting and mine.evidence is not None:
             found.append(mine.evidence.saying(signal.means))
     return found

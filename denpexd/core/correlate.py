@@ -28,6 +28,7 @@ from denpexd.core.events import (
     Tick,
     Want,
 )
+from denpexd.core.flight import Dump
 from denpexd.core.index import Index
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
@@ -170,6 +171,9 @@ class Correlator:
             case Frames():
                 self._intake.frames(event)
                 self._touch(self._index.facts(*STACK_FACTS), news=event.kind == "traceback")
+            case Dump():
+                self._intake.dumped(event)
+                self._touch(self._index.facts("dump", *FIELD_FACTS), news=False)
             case Exit():
                 if self._intake.exit(event):
                     self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)

@@ -8,6 +8,8 @@ knows no other time. `rank` is the GLOBAL rank; UNKNOWN_RANK means the launcher 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from denpexd.core.flight import Dump
+
 UNKNOWN_RANK = -1
 
 
@@ -162,12 +164,15 @@ class Blind:
     since: float
 
 
-Event = Activity | Hit | Frames | Raised | Exit | Fact | Joined | Attempt | Tick | Blind
+Event = Activity | Hit | Frames | Raised | Exit | Fact | Joined | Attempt | Tick | Blind | Dump
 
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """A request for evidence, answered by further events: kind is "stacks" or "process"; ranks empty means all."""
+    """A request for evidence, answered by further events; ranks empty means all.
+
+    `kind`: "stacks", "process", "ras", or "dumps" (let the ranks write their Flight Recorder).
+    """
 
     t: float
     kind: str

@@ -6,7 +6,19 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from denpexd.core import cadence, collectives, gpu_memory, kernel, measures, operations, raised, stands, startup, stated
+from denpexd.core import (
+    cadence,
+    collectives,
+    flight_facts,
+    gpu_memory,
+    kernel,
+    measures,
+    operations,
+    raised,
+    stands,
+    startup,
+    stated,
+)
 from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
@@ -198,6 +210,7 @@ FACTS: Mapping[str, Fact] = {
     "differs": collectives.differs,
     "odd_stack": stands.odd_stack,
     "busy": stands.busy,
+    "dump": flight_facts.dump,
     "behind": collectives.behind,
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,

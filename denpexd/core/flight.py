@@ -5,7 +5,7 @@ flight_verdict read them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,13 @@ class Dump:
     def pending(self) -> tuple[Op, ...]:
         """What it has entered and not completed, oldest first."""
         return tuple(op for op in self.ops if op.pending)
+
+    def shortened(self, most: int) -> "Dump":
+        """With the newest `most` operations, and the oldest ones that are open: an event must stay small."""
+        if len(self.ops) <= most:
+            return self
+        older = [op for op in self.ops[:-most] if op.pending][:most]
+        return replace(self, ops=(*older, *self.ops[-most:]))
 
     @property
     def tells(self) -> bool:

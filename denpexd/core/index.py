@@ -2,7 +2,7 @@
 
 from denpexd.core.rule import Catalog, Rule
 
-TIMED = frozenset({"stalled", "silent", "worked_on"})
+TIMED = frozenset({"stalled", "silent", "worked_on", "dump"})
 
 
 class Index:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from denpexd.core.counters import ranks_in
 from denpexd.core.events import Exit, Frame, Frames, Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.flight import Dump
 
 
 @dataclass(slots=True)
@@ -27,6 +28,15 @@ class Snapshot:
     since: float
     steady: bool = False
     hits: dict[str, Frame] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    """The newest Flight Recorder dump; `since`: from when on an equal one is known."""
+
+    dump: Dump
+    seq: int
+    since: float
 
 
 @dataclass(slots=True)

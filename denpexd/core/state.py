@@ -13,10 +13,11 @@ from denpexd.core.arrivals import Arrivals
 from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
 from denpexd.core.evidence import Evidence
+from denpexd.core.flight_verdict import Analysis
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
 from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Exited, Launch, RaisedBy, Round, Seen, Snapshot, Told
+from denpexd.core.records import Collective, Dumped, Exited, Launch, RaisedBy, Round, Seen, Snapshot, Told
 from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
 
@@ -59,6 +60,7 @@ class RankState:
     phase_evidence: Evidence | None = None
     seen: dict[str, Seen] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    dump: Dumped | None = None
     raised: list[RaisedBy] = field(default_factory=list)
     exits: list[Exited] = field(default_factory=list)
     states: dict[str, Evidence] = field(default_factory=dict)  # frozen, oom_killed, running
@@ -121,6 +123,7 @@ class RankState:
         """Drop what belongs to a stop that is over."""
         self.seen = {k: s for k, s in self.seen.items() if s.last.seq > before_seq}
         self.snapshots = {k: s for k, s in self.snapshots.items() if s.seq > before_seq}
+        self.dump = self.dump if self.dump is not None and self.dump.seq > before_seq else None
         self.raised = [r for r in self.raised if r.seq > before_seq]
         self.exits = [e for e in self.exits if e.seq > before_seq]
         self.collectives.clear()
@@ -160,6 +163,7 @@ class JobState:
     arrivals: Arrivals = field(default_factory=Arrivals)
     processes: Processes = field(default_factory=Processes)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
+    flight_known: tuple[object, Analysis] | None = None
     rounds: list[Round] = field(default_factory=list)
     launch: Launch = field(default_factory=Launch)
 

@@ -7,8 +7,9 @@ from denpexd.core.arrivals import Arrivals
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.flight import Dump
 from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Exited, Launch, RaisedBy, Round, Snapshot
+from denpexd.core.records import Collective, Dumped, Exited, Launch, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
 from denpexd.core.timers import Timers
@@ -83,6 +84,23 @@ class Witnesses:
                 hits[signal.id] = frame
         steady = event.t - since >= STEADY - 0.5
         state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
+
+    def dumped(self, event: Dump) -> None:
+        """A Flight Recorder dump; equal ones say that the rank has not moved in between."""
+        state = self.job.rank(event.rank)
+        state.looked_at = True
+        before, since = state.dump, event.t
+        if (
+            before is not None
+            and before.dump.t >= state.moved_t
+            and (before.dump.ops, before.dump.progress)
+            == (
+                event.ops,
+                event.progress,
+            )
+        ):
+            since = min(before.since, event.t)
+        state.dump = Dumped(event, self.job.seq, since)
 
     def exit(self, event: Exit) -> bool:
         """Whether it tells anything new."""

@@ -18,6 +18,9 @@ from typing import IO, Any
 from denpexd.core.flight import Dump
 from denpexd.evidence.flight_format import to_dump
 
+MOST_OPS = 256
+"""How many operations of a dump the core is told of: enough for several steps of a model."""
+
 _CHILD = Path(__file__).with_name("flight_child.py")
 _AT_ONCE = 32
 _PATIENCE = 4.5  # seconds for one file

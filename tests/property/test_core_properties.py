@@ -421,6 +421,7 @@ def test_a_recorded_job_that_began_later_failed_later(replayer: Replayer, case: 
         observe_until=plain.observe_until + 7,
         lines=[replace(p, t=p.t + 7) for p in plain.lines],
         looks=[replace(f, t=f.t + 7) for f in plain.looks],
+        dumps=[replace(d, t=d.t + 7) for d in plain.dumps],
         states=[replace(f, t=f.t + 7) for f in plain.states],
         exits=[replace(e, t=e.t + 7) for e in plain.exits],
     )

@@ -59,7 +59,7 @@ def judge(case: Case) -> Answer:
 
 def withhold(recording: Recording, kinds: Sequence[str]) -> Recording:
     """The case without some kinds of evidence."""
-    gone = {"stacks": {"looks": [], "states": []}, "exits": {"exits": []}}
+    gone = {"stacks": {"looks": [], "states": []}, "exits": {"exits": []}, "fr": {"dumps": []}}
     return replace(recording, **{k: v for kind in kinds for k, v in gone[kind].items()})
 
 

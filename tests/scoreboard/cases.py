@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from denpexd.core.flight import Dump
 from denpexd.recording import Printed, Recording, read_case
 from denpexd.scan.launcher import is_launcher_line
 
@@ -89,6 +90,7 @@ def shifted(case: Recording, seconds: float) -> Recording:
         observe_until=case.observe_until + seconds,
         lines=later(case.lines),
         looks=later(case.looks),
+        dumps=later(case.dumps),
         states=later(case.states),
         exits=later(case.exits),
     )
@@ -157,10 +159,15 @@ def renamed(case: Recording, truth: Truth, seed: str) -> tuple[Recording, Truth]
     def ranks(events: list[Any]) -> list[Any]:
         return [replace(event, rank=numbers.of_rank(event.rank)) for event in events]
 
+    def members(dump: Dump) -> Dump:
+        others = {name: tuple(sorted(map(numbers.of_rank, group))) for name, group in dump.members.items()}
+        return replace(dump, rank=numbers.of_rank(dump.rank), members=others)
+
     changed = replace(
         case,
         lines=[line(printed) for printed in case.lines],
         looks=ranks(case.looks),
+        dumps=[members(dump) for dump in case.dumps],
         states=ranks(case.states),
         exits=ranks(case.exits),
     )

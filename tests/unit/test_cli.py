@@ -71,6 +71,18 @@ def test_replay_gives_a_line_of_json_for_each_case_and_goes_on_after_what_is_non
     assert rows[0]["verdicts"][0]["initiating_ranks"] == [2]
 
 
+def test_replay_can_leave_evidence_out() -> None:
+    case = str(CASES / "lab-order-groups-n2")
+    told = [
+        json.loads(call("replay", "--format", "jsonl", *without, case).output)["verdicts"]
+        for without in ((), ("--without", "fr"))
+    ]
+    assert [[v["failure"] for v in verdicts] for verdicts in told] == [["collective-order-mismatch"], []]
+    refused = call("replay", "--without", "stack", case)
+    assert refused.exit_code == 2
+    assert "expected some of stacks, fr, exits" in refused.output
+
+
 def test_replay_prints_reports_without_colours_for_a_pipe() -> None:
     result = call("replay", str(CASES / "lab-kill-n3-srun"))
     assert result.exit_code == 0

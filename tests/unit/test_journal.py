@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frame, Frames, Hit, Joined, Raised, Tick
+from denpexd.core.flight import Dump, Op, Progress
 from denpexd.errors import CaseError
 from denpexd.journal import decode, encode
 
@@ -18,6 +19,22 @@ frames = st.lists(st.builds(Frame, texts, texts, st.integers(0, 10**6)), max_siz
 chains = st.lists(st.tuples(texts, texts), max_size=3).map(tuple)
 threads = st.lists(st.tuples(texts, frames), max_size=2).map(tuple)
 some = st.none() | st.integers(-64, 10**6)
+counts = st.integers(-1, 10**6)
+sizes = st.lists(st.integers(0, 10**9), max_size=3).map(tuple)
+ops = st.builds(Op, texts, counts, texts, counts, st.booleans(), st.booleans(), sizes, sizes, peer=some, place=texts)
+progress = st.builds(Progress, counts, counts)
+dumps = st.builds(
+    Dump,
+    times,
+    ranks,
+    texts,
+    st.lists(ops, max_size=4).map(tuple),
+    st.dictionaries(texts, sizes, max_size=2),
+    fields,
+    st.dictionaries(texts, progress, max_size=2),
+    st.dictionaries(counts, progress, max_size=2),
+    st.dictionaries(counts, texts, max_size=2),
+)
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Hit, times, ranks, texts, texts, st.integers(0), texts, fields, st.booleans(), st.booleans()),
     st.builds(Frames, times, ranks, texts, frames, texts, st.integers(0), some, st.none() | texts, threads),
@@ -38,6 +55,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Joined, times, ranks, st.none() | texts, some, some),
     st.builds(Attempt, times, st.integers(0, 99)),
     st.builds(Blind, times, times),
+    dumps,
 )
 
 

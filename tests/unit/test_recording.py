@@ -60,6 +60,27 @@ def test_a_look_is_answered_from_the_evidence_on_until_the_rank_has_exited(folde
     assert [case.exited(1, t) for t in (8.9, 9.0)] == [False, True]
 
 
+def test_the_flight_recorder_is_answered_like_a_stack(folder: Path) -> None:
+    (folder / "fr").mkdir()
+    entry = {"profiling_name": "gloo:barrier", "collective_seq_id": 3, "process_group": ["0", ""], "retired": False}
+    (folder / "fr" / "rank1.json").write_text(json.dumps({"version": "2.10", "entries": [entry]}))
+    (folder / "fr" / "rank0.json").write_text("{")
+    case = read_case(folder)
+    assert case.dumped(1, 7.9) == []
+    (dump,) = case.dumped(1, 8.0)
+    assert [op.call for op in dump.pending] == ["barrier"]
+    assert (case.dumped(1, 9.0), case.dumped(0, 8.0)) == ([], [])  # it has exited; it cannot be read
+    assert case.asked() == [0, 1]
+
+
+def test_kinds_of_evidence_may_be_left_out(folder: Path) -> None:
+    (folder / "fr").mkdir()
+    (folder / "fr" / "rank0.json").write_text('{"version": "2.10", "entries": []}')
+    case = read_case(folder, without={"stacks", "fr", "exits"})
+    assert (case.looks, case.dumps, case.exits) == ([], [], [])
+    assert len(case.lines) == 2
+
+
 def test_without_a_description_observation_goes_on_for_a_minute(folder: Path) -> None:
     (folder / "case.yaml").unlink()
     case = read_case(folder)
