@@ -25,6 +25,7 @@ from denpexd.core.cadence import Limits
 from denpexd.daemon import CollectorLike, Daemon
 from denpexd.errors import SettingsError
 from denpexd.evidence.collect import Collector
+from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.kernel import open_kernel
 from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes
@@ -144,12 +145,14 @@ async def run(
         processes = Processes(root_pid=root_pid, pipe=pipe)
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")
         cleanup.callback(ras.close)
+        recorder = settings.evidence.flight_recorder
         local = Collector(
             processes,
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
             lone=settings.evidence.processes == "any" or root_pid is not None,
             sources={} if settings.evidence.ras == "off" else {"ras": ras},
+            flight=FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto"),
         )
         kernel = None
         if collector is None and (kernel := open_kernel(settings.evidence.kernel, os.uname().nodename, clock)):

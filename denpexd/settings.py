@@ -130,7 +130,13 @@ class Web(Section):
 class FlightRecorder(Section):
     """PyTorch Flight Recorder dumps."""
 
-    dir: Path | None = Field(default=None, description="folder where the job writes its dumps")
+    dir: Path | None = Field(
+        default=None,
+        description="folder of the job's dumps, beside those that the environment of the ranks tells",
+    )
+    trigger: Literal["auto", "off"] = Field(
+        default="auto", description="let ranks that listen at a pipe write their dump, once a standstill"
+    )
 
 
 def _file_or_word(value: str | Path) -> str | Path:

@@ -284,7 +284,6 @@ class PlainFact(FactSignal):
 Fact = Annotated[
     Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | DumpShows
     | OddStack | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow
-    | LateRank
-    | Throughput | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
+    | LateRank | Throughput | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
     Field(discriminator="fact"),
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Protocol
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
 from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.looks import Looks
 from denpexd.evidence.procs import Claim, Processes, RankProcess
 from denpexd.evidence.stacks import PySpy
@@ -53,8 +54,9 @@ class Collector:
         spy: PySpy | None = None,
         deadline: float = _DEADLINE,
         sources: Mapping[str, Source] | None = None,
+        flight: FlightRecorder | None = None,
     ) -> None:
-        self._sources = sources or {}
+        self._flight, self._sources = flight, {**(sources or {}), **({"dumps": flight} if flight else {})}
         self._processes, self._clock, self._lone = processes, clock, lone
         self._looks = None if stacks == "off" else Looks(processes, clock, spy or PySpy(), deadline)
         self._known: dict[int, RankProcess] = {}
@@ -118,6 +120,12 @@ class Collector:
                 events += found
         if error is not None and (("process", error.why) not in self._said):
             events += self._cannot("process", error)
+        return events + await self._dumps()
+
+    async def _dumps(self) -> list[Event]:
+        """Flight Recorder dumps that have appeared."""
+        events = await self._flight.watch(list(self._known.values())) if self._flight else []
+        self._count("dumps", "read", len(events))
         return events
 
     async def collect(self, want: Want) -> list[Event]:

@@ -127,6 +127,13 @@ def test_looks_back_off_while_the_silence_lasts(run: Run) -> None:
     assert [b - a for a, b in pairwise(times)][: len(BACK_OFF)] == list(BACK_OFF)
 
 
+def test_dumps_are_wished_for_once_a_standstill_and_not_at_the_first_look(run: Run) -> None:
+    run.trains(1, 10).until(500)
+    assert [want.t for want in run.wants if want.kind == "dumps"] == [38.0]  # with the third look
+    run.trains(11, 20, start=501).until(1000)
+    assert len([want for want in run.wants if want.kind == "dumps"]) == 2
+
+
 def test_a_suspicion_that_was_wrong_is_forgotten_and_the_next_counts_anew(run: Run) -> None:
     run.trains(1, 10).trains(11, 20, start=21).until(60)
     assert run.core.suspected == 2

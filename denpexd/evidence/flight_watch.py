@@ -1,0 +1,164 @@
+"""Flight Recorder dumps of running ranks: finds the files as they appear, lets ranks write them where they offer it.
+
+PyTorch writes one file a rank when a collective times out, named by TORCH_FR_DUMP_TEMP_FILE (before:
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE) and the number of the rank. With TORCH_NCCL_DEBUG_INFO_PIPE_FILE each rank also listens
+at a pipe, `<value><rank>.pipe`: a byte in it makes the rank write its file at once, by a thread of its own. That is
+asked once a standstill, never on a timer.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from denpexd.clock import Clock
+from denpexd.core.events import Event
+from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence.flight_read import MOST_OPS, files_in, read_files
+from denpexd.evidence.procs import Processes, RankProcess
+
+log = logging.getLogger(__name__)
+
+EVERY = 2.0  # seconds between two looks for new files
+APART = 600.0  # seconds between two requests to one process
+FRESH = 60.0  # a file that claims to be older by more than that, or younger than now, counts as written now
+PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_WANTED = (*PREFIXES, PIPE, "HOME", "XDG_CACHE_HOME")
+
+_Stamp = tuple[int, int, int]
+
+
+class FlightRecorder:
+    """`folder`: where dumps appear, whoever writes them; else only where the environment of the ranks says so.
+
+    `trigger`: ranks that listen at a pipe may be asked to write. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        clock: Clock,
+        *,
+        folder: Path | None = None,
+        trigger: bool = True,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._processes, self._clock, self._folder = processes, clock, folder
+        self._trigger, self._proc = trigger, proc
+        self._environs: dict[tuple[int, int], dict[str, str]] = {}
+        self._seen: dict[Path, _Stamp] = {}
+        self._told: dict[Path, _Stamp] = {}
+        self._asked: dict[tuple[int, int], float] = {}
+        self._next = float("-inf")
+        self._began = clock.now()
+
+    async def watch(self, here: Sequence[RankProcess]) -> list[Event]:
+        """The dumps that were finished since the last call; to be called about once a second."""
+        now = self._clock.now()
+        if now < self._next:
+            return []
+        self._next = now + EVERY
+        found = await asyncio.to_thread(self._finished, list(here))
+        if not found:
+            return []
+        events: list[Event] = []
+        read = await asyncio.to_thread(read_files, list(found), now)
+        for one, written in zip(read, found.values(), strict=True):
+            if one.dump is None or one.rank < 0:
+                log.warning("Flight Recorder dump %s cannot be used: %s", one.path, one.wrong)
+                continue
+            t = written if now - FRESH <= written <= now else now
+            events.append(replace(one.dump.shortened(MOST_OPS), t=t))
+        return events
+
+    def _finished(self, here: Sequence[RankProcess]) -> dict[Path, float]:
+        """Files that were written since we came and no longer grow, with the time of writing."""
+        found: dict[Path, float] = {}
+        for path in self._places(here):
+            stamp = _stamp(path)
+            if stamp is None:
+                self._seen.pop(path, None)
+                continue
+            grows = self._seen.get(path) != stamp
+            self._seen[path] = stamp
+            old = stamp[0] / 1e9 < self._began  # of an earlier run, as far as we know
+            if not (grows or old or self._told.get(path) == stamp) and stamp[1]:
+                self._told[path] = stamp
+                found[path] = stamp[0] / 1e9
+        return found
+
+    def _places(self, here: Sequence[RankProcess]) -> list[Path]:
+        """Where a dump of these ranks would be."""
+        places = []
+        if self._folder is not None:
+            try:
+                places = [paths[-1] for paths in files_in(self._folder).values()]
+            except OSError:
+                pass  # not made yet
+        for process in here:
+            environ = self._environ(process)
+            cache = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME', '/root')}/.cache"
+            given = next((environ[name] for name in PREFIXES if environ.get(name)), None)
+            for prefix in [given] if given else ["/tmp/nccl_trace_rank_", f"{cache}/torch/comm_lib_trace_rank_"]:  # noqa: S108 - torch's own places
+                place = self._seen_by(process, f"{prefix}{process.rank}")
+                if place not in places:
+                    places.append(place)
+        return places
+
+    def _seen_by(self, process: RankProcess, path: str) -> Path:
+        """A path of the rank as we reach it: its container may have other files than ours."""
+        theirs = self._proc / str(process.pid) / "root"
+        plain = Path(path)
+        return plain if plain.exists() or not plain.is_absolute() else theirs / plain.relative_to("/")
+
+    def _environ(self, process: RankProcess) -> Mapping[str, str]:
+        key = (process.pid, process.start)
+        if key not in self._environs:
+            self._environs[key] = self._processes.environ(process, _WANTED)
+        return self._environs[key]
+
+    async def collect(self, here: Sequence[RankProcess]) -> list[Event]:
+        """Let the ranks write their dumps now, those that listen; the files are found by `watch`."""
+        if not self._trigger:
+            return []
+        failed = await asyncio.to_thread(lambda: [why for process in here if (why := self._ask(process))])
+        if failed and len(failed) == len(here):
+            raise EvidenceUnavailable(failed[0], "see docs/flight-recorder.md; stacks and logs go on without")
+        return []
+
+    def _ask(self, process: RankProcess) -> str:
+        """Why the rank could not be asked; empty where it was, or where it offers no pipe."""
+        prefix, key, now = self._environ(process).get(PIPE), (process.pid, process.start), self._clock.now()
+        if not prefix or now - self._asked.get(key, float("-inf")) < APART:
+            return ""
+        self._asked[key] = now
+        pipe = self._seen_by(process, f"{prefix}{process.rank}.pipe")
+        try:
+            number = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            why = "nobody listens" if error.errno == errno.ENXIO else error.strerror
+            return f"the Flight Recorder's pipe {pipe} cannot be written to: {why}"
+        try:
+            if not stat.S_ISFIFO(os.fstat(number).st_mode):
+                return f"{pipe} is no pipe"
+            os.write(number, b"1")
+        except OSError as error:
+            return f"the Flight Recorder's pipe {pipe} cannot be written to: {error.strerror}"
+        finally:
+            os.close(number)
+        log.info("rank %d is asked to write its Flight Recorder dump", process.rank)
+        return ""
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    """What changes when a file is written anew: time, size, inode."""
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return (about.st_mtime_ns, about.st_size, about.st_ino) if stat.S_ISREG(about.st_mode) else None
