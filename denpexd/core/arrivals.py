@@ -90,7 +90,3 @@ class Arrivals:
                 known.kept_up += delays[rank] < SHARE / 3 * step
                 known.count = 0
         self.before = hits
-
-    def late(self) -> Mapping[int, Late]:
-        """The ranks that come late."""
-        return {rank: known for rank, known in self.ranks.items() if known.told}

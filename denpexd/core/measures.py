@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from denpexd.core.cadence import Limits
@@ -129,9 +130,9 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
 
 def late(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
     """It has come to every step later than the others, by a large part of a step, for so long."""
-    known = job.arrivals.late().get(rank.rank)
+    known = job.arrivals.ranks.get(rank.rank)
     lasting = float(signal.params.get("for", 0.0))
-    if known is None or known.last is None or known.last.t - known.since < lasting:
+    if known is None or known.last is None or not known.told or known.last.t - known.since < lasting:
         return []
     text = f"{min(known.delays):.3g} s or more after the others at each of {known.count} steps: {known.last.text}"
     e = observed(rank, known.last.t, text, signal.means, kind="log")
@@ -253,8 +254,10 @@ def parted(job: JobState, rank: RankState, signal: Signal, now: float, limits: L
     """
     steps, found = int(signal.params.get("steps", 4)), []
     for name, twins in job.twins.items():
-        group = twins.parted(steps).get(rank.rank) if _wanted(signal, "name", name) else None
-        if group is None or (signal.params.get("odd") and rank.rank not in group.odd(steps)):
+        group = twins.groups.get(rank.rank) if _wanted(signal, "name", name) else None
+        if group is None or group.parted < steps:
+            continue
+        if signal.params.get("odd") and rank.rank not in job.once(("odd", id(group), steps), partial(group.odd, steps)):
             continue
         said = [values[rank.rank][1] for values in group.rounds if rank.rank in values]
         found += (
