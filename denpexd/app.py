@@ -30,11 +30,12 @@ from denpexd.evidence.kernel import open_kernel
 from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
+from denpexd.evidence.resources import Resources
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
-from denpexd.kernel_feed import KernelFeed
 from denpexd.launches import Launches
+from denpexd.node_feed import NodeFeed
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
@@ -189,9 +190,9 @@ async def run(
             asyncio.create_task(daemon.tick_forever(notify), name="tick"),
             asyncio.create_task(daemon.discover_forever(), name="discover"),
         ]
-        if kernel is not None:
-            feed = KernelFeed(kernel, Places(processes), daemon, lambda: local.ranks)
-            tasks.append(asyncio.create_task(feed.forever(), name="kernel"))
+        if collector is local:
+            feed = NodeFeed(kernel, Places(processes), Resources(), daemon, lambda: local.ranks)
+            tasks.append(asyncio.create_task(feed.forever(), name="node"))
         stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
         try:
             done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)

@@ -17,6 +17,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "gone": (),
     "frozen": ("state",),
     "oom_killed": (),
+    "exhausted": ("what",),
     "unreachable": ("dead",),
     "launched_less": ("launched", "most"),
     "launched_other": ("group", "op"),
@@ -184,7 +185,7 @@ def _fact(text: str) -> tuple[str, dict[str, str]]:
         if key not in FACTS[name] or not equals:
             allowed = ", ".join(f"{key}=..." for key in FACTS[name]) or "nothing"
             raise ValueError(f"'{part}' after {name}: expected {allowed}")
-        if key not in ("by", "state") and not re.fullmatch(r"-?\d+", value):
+        if key not in ("by", "state", "what", "group", "op") and not re.fullmatch(r"-?\d+", value):
             raise ValueError(f"'{part}': expected a number")
         if key == "by" and value not in ("process", "launcher"):
             raise ValueError(f"'{part}': expected process or launcher")

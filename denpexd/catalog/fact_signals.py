@@ -257,6 +257,13 @@ class OomKilled(FactSignal):
     by: Literal["kernel", "cgroup", "slurm", "kubernetes"] | None = None
 
 
+class Exhausted(FactSignal):
+    """Something was full on its node when it failed; in a rule without correlation it only adds evidence."""
+
+    fact: Literal["exhausted"]
+    what: Literal["shm", "disk", "files"]
+
+
 class Restarted(FactSignal):
     """The launcher has started the workers again and again, and they ended the same way `times` times (default 3)."""
 
@@ -284,6 +291,6 @@ class PlainFact(FactSignal):
 Fact = Annotated[
     Raised | Exit | Stalled | WorkedOn | LeftFirst | Silent | InPhase | Pending | Mismatch | Differs | DumpShows
     | OddStack | MetricSpread | RankIs | Stated | StatedOfOthers | Xid | MetricOdd | Parted | NonFinite | Spike | Slow
-    | LateRank | Throughput | Overlong | ToldToStop | OomKilled | Restarted | GpuMemory | PlainFact,
+    | LateRank | Throughput | Overlong | ToldToStop | OomKilled | Exhausted | Restarted | GpuMemory | PlainFact,
     Field(discriminator="fact"),
 ]  # fmt: skip

@@ -11,13 +11,14 @@ from typing import Any
 
 from denpexd.catalog.document import Trail
 from denpexd.core.rule import Correlation, Role, Rule, Signal
+from denpexd.core.support import SUPPORTING
 
 EASIER = dict.fromkeys(("one", "minority", "majority", "all"), "any")
 EASIER |= dict.fromkeys(("any", "rest", "none", "somewhere", "few"), "maybe")
 """Sizes of roles: the size to try instead. Nothing is easier to meet than `maybe`."""
 
 _NAMED = ("metric_spread", "overlong", "phase", "phase_alone", "stated_odd", "stated_differs", "stated_same")
-REQUIRED = dict.fromkeys(_NAMED, ("name",)) | dict.fromkeys(("mismatch", "differs"), ("what",))
+REQUIRED = dict.fromkeys(_NAMED, ("name",)) | dict.fromkeys(("mismatch", "differs", "exhausted"), ("what",))
 """Parameters without which a fact says nothing."""
 
 
@@ -61,7 +62,8 @@ def _without_signals(rule: Rule) -> Iterator[Mutant]:
         rest = {other: s for other, s in rule.signals.items() if other != name}
         if rest:
             held = frozenset({signal.id})
-            yield Mutant(f"signal {name}", ("signals", name), replace(rule, signals=rest), looser=False, held=held)
+            trail, quoted = ("signals", name), signal.fact in SUPPORTING
+            yield Mutant(f"signal {name}", trail, replace(rule, signals=rest), looser=False, held=held, quoted=quoted)
 
 
 def _of_role(rule: Rule, want: Correlation, where: str, role: Role) -> Iterator[Mutant]:

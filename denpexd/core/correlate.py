@@ -37,7 +37,7 @@ from denpexd.core.speaker import Matches, Speaker
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
-FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind"}
+FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind", "eased": "exhausted"}
 FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps")
 STATED_FACTS = (
     "stated",

@@ -9,6 +9,7 @@ from typing import cast
 from denpexd.core import (
     cadence,
     collectives,
+    exhausted,
     flight_facts,
     gpu_memory,
     kernel,
@@ -200,6 +201,7 @@ FACTS: Mapping[str, Fact] = {
     "frozen": kept_state("frozen"),
     "disk_sleep": kept_state("disk_sleep"),
     "unreachable": kept_state("unreachable"),
+    "exhausted": exhausted.exhausted,
     "stalled": stalled,
     "trained": trained,
     "silent": silent,

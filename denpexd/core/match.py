@@ -15,6 +15,7 @@ from denpexd.core.facts import holds
 from denpexd.core.rule import Correlation, Role, Rule, Signal
 from denpexd.core.startup import ABSENT
 from denpexd.core.state import JobState, RankState
+from denpexd.core.support import leading, support
 
 TOGETHER = 2.0  # ranks that fail within this time failed together, whatever else was printed meanwhile
 SAME_FAULT = 30.0  # later ones count too if nobody had reported a victim's error before
@@ -52,9 +53,9 @@ def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: flo
 
 def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate | None:
     shown: dict[int, list[Evidence]] = {}
-    states = _with_named(job)
+    states, signals = _with_named(job), leading(rule)
     for number, state in states.items():
-        found = [e for s in rule.signals.values() for e in holds(job, state, s, now, 1e12, limits)]
+        found = [e for s in signals for e in holds(job, state, s, now, 1e12, limits)]
         if found:
             shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
     first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(states[r], es[0])}
@@ -73,7 +74,11 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
     initiating = tuple(
         sorted(r for r, e in first.items() if e.t <= start + TOGETHER or e.t <= min(start + SAME_FAULT, reported))
     )
-    return _made(rule, job, initiating, [e for r in initiating for e in shown[r]])
+    made = _made(rule, job, initiating, [e for r in initiating for e in shown[r]])
+    if more := support(rule, job, initiating, now, limits):
+        certainty = "confirmed" if made.certainty == "likely" else made.certainty
+        return replace(made, evidence=(*made.evidence, *more), certainty=certainty)
+    return made
 
 
 def _with_named(job: JobState) -> dict[int, RankState]:

@@ -156,7 +156,10 @@ class Witnesses:
         )
         text = event.text or fields.get("why", "") or name.replace("_", " ")
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
+        if name in ("exhausted", "eased"):
+            key = f"{name} {fields.get('what', '')}"
         kind = "launcher" if name.startswith("launcher") else "ras" if event.source == "ras" else "process"
+        kind = "system" if name == "exhausted" else kind
         state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
         if name == "frozen" and fields.get("state") == "D":
             state.states["disk_sleep"] = state.states[key]

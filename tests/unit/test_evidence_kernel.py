@@ -14,9 +14,10 @@ from denpexd.core.events import UNKNOWN_RANK, Exit, Fact, Joined
 from denpexd.evidence.kernel import Journal, KernelFile, Kmsg, open_kernel
 from denpexd.evidence.places import Gpu, Places, gpu_of, gpus
 from denpexd.evidence.procs import Processes, RankProcess
+from denpexd.evidence.resources import Resources
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
-from denpexd.kernel_feed import KernelFeed
+from denpexd.node_feed import NodeFeed
 from denpexd.pipeline import Pipeline
 from denpexd.reload import make_scanner
 
@@ -278,7 +279,9 @@ class Watched:
     def __init__(self, proc, clock):
         self.source, self.daemon, self.clock = Lines(), Daemon(clock), clock
         self.ranks = {}
-        self.feed = KernelFeed(self.source, Places(Processes(proc), proc), self.daemon, lambda: self.ranks)
+        self.feed = NodeFeed(
+            self.source, Places(Processes(proc), proc), Resources(proc, proc), self.daemon, lambda: self.ranks
+        )
         joined = [Joined(clock.now(), n, "n1", 500 + n, 2) for n in range(2)]
         self.tell(*joined)
         self.train(90, 100)
