@@ -96,6 +96,15 @@ def _keeper(
     )
 
 
+def _launches(
+    folder: Path, settings: Settings, clock: Clock, collector: CollectorLike, root: int | None
+) -> Launches | None:
+    """Who keeps in this folder how jobs were started."""
+    if settings.keep.launches == "off":
+        return None
+    return Launches(folder, clock, lambda: collector.ranks if isinstance(collector, Collector) else {}, root=root)
+
+
 async def run(
     settings: Settings,
     *,
@@ -163,11 +172,9 @@ async def run(
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
         sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
-        kept, ranks = keep or settings.state_dir, collector
-        launches = None
-        if settings.keep.launches == "on":
-            launches = Launches(kept, clock, lambda: ranks.ranks if isinstance(ranks, Collector) else {})
-            cleanup.callback(launches.close)
+        kept = keep or settings.state_dir
+        launches = _launches(kept, settings, clock, collector, root_pid)
+        cleanup.callback(launches.close if launches else lambda: None)
         keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
         daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None

@@ -19,7 +19,8 @@ import yaml
 from denpexd import __version__
 from denpexd.catalog.packs import Packs
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Activity, Event, Frame, Frames, Tick
+from denpexd.core.events import Event, Frame, Frames, Tick
+from denpexd.core.flight import Dump
 from denpexd.errors import CaseError
 from denpexd.journal import decode, packed
 from denpexd.notify.redact import redact, redact_value, redact_verdict
@@ -30,6 +31,7 @@ FORMAT = 1
 PACKAGES = ("google-re2", "hyperscan", "py-spy", "pyyaml", "pydantic", "watchdog", "apprise", "uvicorn", "starlette")
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _WIDTH = 110
+_SHORT, _MOST_KNOWN = 100, 50_000
 
 Verdict = Mapping[str, object]
 
@@ -64,6 +66,7 @@ def files(material: Material) -> dict[str, bytes]:
         "config.yaml": redact(material.config)[0],
     }
     texts |= {f"stacks/{name}": text for name, text in _stacks(cut)}
+    texts |= {f"dumps/rank{dump.rank}.json": _json(packed(dump)) for dump in _dumps(cut)}
     texts |= {f"lines/{safe(name)}": redact(text)[0] for name, text in material.lines.items()}
     texts |= {safe(name): _json(value) for name, value in material.more.items()}
     return {name: text.encode("utf-8", "replace") for name, text in texts.items() if text}
@@ -149,24 +152,25 @@ def _case(verdict: Verdict, cut: Cut) -> dict[str, Any]:
 
 def _journal(cut: Cut) -> Iterator[str]:
     """The recording, a batch a line."""
-    sources: dict[str, str] = {}
+    known: dict[str, str] = {}  # short texts come again and again: names, numbers, sources
 
-    def clean(event: Event) -> object:
-        told = packed(event)
-        if isinstance(event, Tick):
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            if (told := known.get(value)) is None:
+                told = redact(value)[0]
+                if len(value) <= _SHORT and len(known) < _MOST_KNOWN:
+                    known[value] = told
             return told
-        if isinstance(event, Activity):
-            told["source"] = sources.setdefault(event.source, "") or redact(event.source)[0]
-            sources[event.source] = told["source"]
-            return told
-        return redact_value(told)[0]
+        if isinstance(value, dict):
+            return {name: clean(each) for name, each in value.items()}
+        return [clean(each) for each in value] if isinstance(value, list) else value
 
     def line(content: Mapping[str, object]) -> str:
         return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
 
-    yield line({"before": [clean(event) for event in cut.before]})
+    yield line({"before": [clean(packed(event)) for event in cut.before]})
     for batch in cut.batches:
-        yield line({"events": [clean(event) for event in batch]})
+        yield line({"events": [clean(packed(event)) for event in batch]})
     if cut.finished is not None:
         yield line({"finished": cut.finished})
 
@@ -181,6 +185,12 @@ def _stacks(cut: Cut) -> Iterator[tuple[str, str]]:
         text = "\n".join(_thread(label, frames) for label, frames in threads)
         head = f"rank {rank}, {kind}, t {look.t:.3f}, state {look.state or 'unknown'}, source {look.source or kind}\n"
         yield f"rank{rank}.{safe(kind)}.txt", redact(head + text)[0]
+
+
+def _dumps(cut: Cut) -> list[Dump]:
+    """The last Flight Recorder dump of each rank."""
+    found = (event for batch in (cut.before, *cut.batches) for event in batch if isinstance(event, Dump))
+    return list({dump.rank: dump for dump in found}.values())
 
 
 def _thread(label: str, frames: Sequence[Frame]) -> str:
@@ -198,7 +208,7 @@ def _readme(verdict: Verdict, cut: Cut, note: str) -> str:
             "case.yaml, journal.jsonl   what the core was fed: denpexd replay FILE gives the verdict again",
             f"                           ({cut.until - cut.since:.0f} s in {len(cut.batches)} batches,"
             f" after {len(cut.before)} events of before)",
-            "stacks/, lines/            stacks as they were seen, quoted log lines with what stands around them",
+            "stacks/, dumps/, lines/    stacks and Flight Recorder dumps as they were seen, quoted log lines in their place",
             "versions.json, config.yaml what made the verdict",
             "launch.json                how the job was started, and what had changed since its last good run",
             "",

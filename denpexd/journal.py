@@ -18,6 +18,7 @@ from denpexd.core.flight import Dump, Op
 from denpexd.errors import CaseError
 
 _KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Dump, Exit, Fact, Frames, Hit, Joined, Raised)}
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
 
@@ -32,8 +33,11 @@ def encode(job: str, event: Event) -> str | None:
 def packed(event: Event) -> dict[str, Any]:
     """An event of any kind as JSON-ready values, without what is as usual."""
     usual = _defaults(type(event))  # type: ignore[arg-type]
-    told = {f.name: getattr(event, f.name) for f in fields(event)}
-    return {"event": type(event).__name__, **{n: _plain(v) for n, v in told.items() if usual.get(n, MISSING) != v}}
+    told: dict[str, Any] = {"event": type(event).__name__}
+    for name in _hints(type(event)):  # type: ignore[arg-type]
+        if (value := getattr(event, name)) != usual.get(name, MISSING):
+            told[name] = _plain(value)
+    return told
 
 
 def unpacked(content: object) -> Event:
@@ -58,6 +62,8 @@ def decode(line: str) -> tuple[str, Event]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _SCALARS:
+        return value
     if isinstance(value, Op):  # hundreds of them are one event: without the names
         return [_plain(getattr(value, f.name)) for f in fields(value)]
     if is_dataclass(value):

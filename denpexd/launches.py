@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from denpexd.clock import Clock, iso
 from denpexd.core.events import UNKNOWN_RANK, Event, Fact
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "launches"
 GOOD = 3  # movements after which a run has made progress
+LONELY = 5.0  # seconds until a command counts as one without ranks
 AGAIN = (0.0, 20.0, 120.0)  # seconds after a rank is met: an interpreter loads its libraries one after another
 _RUNS, _MOST_JOBS = 3, 200
 _ROOM, _AGE = 32 << 20, 180 * 86400.0
@@ -45,6 +46,14 @@ _UNNAMED = re.compile(r"(exec|stdin)-\d{8}-\d{6}")
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 Rows = list[dict[str, Any]]  # of ranks that were started alike: `ranks` as text, `facts`
+
+
+class _Process(NamedTuple):
+    """What is needed of a process: where to look, and whether it is still the same."""
+
+    pid: int
+    start: int
+    node: str
 
 
 @dataclass(slots=True)
@@ -64,11 +73,21 @@ class _Run:
 
 
 class Launches:
-    """The starts of the jobs of one daemon. `ranks`: the processes of the job that is watched on this node."""
+    """The starts of the jobs of one daemon. `ranks`: the processes of the job that is watched on this node.
 
-    def __init__(self, folder: Path, clock: Clock, ranks: Callable[[], Mapping[int, RankProcess]]) -> None:
+    `root`: the command beside which we run; where it has no ranks, it is looked at itself.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        ranks: Callable[[], Mapping[int, RankProcess]],
+        *,
+        root: int | None = None,
+    ) -> None:
         self._shelf = Shelf(folder / FOLDER, _ROOM, _AGE)
-        self._clock, self._ranks = clock, ranks
+        self._clock, self._ranks, self._root, self._began = clock, ranks, root, clock.now()
         self._looker, self._thread = Fingerprints(), RemoteReader(clock)
         self._runs: dict[str, _Run] = {}
         self._work: asyncio.Task[list[Event]] | None = None
@@ -87,12 +106,17 @@ class Launches:
             if run is None or run.attempt != job.attempt:
                 run = self._runs[job.job] = _Run(job.attempt, moves=job.moves)
             if self._work is None:
-                work = self._next(run, job, self._ranks() if job.job == local else {})
+                work = self._next(run, job, self._processes() if job.job == local else {})
                 if work is not None:
                     self._of, self._work = job.job, asyncio.create_task(self._do(work), name="launch")
         while len(self._runs) > _MOST_JOBS:
             del self._runs[next(iter(self._runs))]
         return [(job_name, events) for job_name, events in told if events]
+
+    def _processes(self) -> Mapping[int, _Process]:
+        ranks = {rank: _Process(p.pid, p.start, p.node) for rank, p in self._ranks().items()}
+        alone = not ranks and self._root is not None and self._clock.now() > self._began + LONELY
+        return {0: _Process(self._root or 0, 0, os.uname().nodename)} if alone else ranks
 
     def about(self, job: JobState) -> dict[str, object]:
         """All that is known of how it was started, for a bundle."""
@@ -116,7 +140,7 @@ class Launches:
     async def _do(self, work: Callable[[], list[Event]]) -> list[Event]:
         return await self._thread.call("(launches)", work)
 
-    def _next(self, run: _Run, job: JobState, ranks: Mapping[int, RankProcess]) -> Callable[[], list[Event]] | None:
+    def _next(self, run: _Run, job: JobState, ranks: Mapping[int, _Process]) -> Callable[[], list[Event]] | None:
         """What is to be done now, if anything."""
         now = self._clock.now()
         pids = {rank: (process.pid, process.start) for rank, process in ranks.items()}
@@ -147,7 +171,7 @@ class Launches:
 
     # --- on the thread ----------------------------------------------------------------------------------------------
 
-    def _look(self, run: _Run, job: str, ranks: Mapping[int, RankProcess]) -> list[Event]:
+    def _look(self, run: _Run, job: str, ranks: Mapping[int, _Process]) -> list[Event]:
         """Look at the ranks; what is new of them, and the last good run if it was not told yet."""
         found = {rank: facts for rank, process in ranks.items() if (facts := self._looker.of(process.pid))}
         nodes = ",".join(sorted({process.node for process in ranks.values()}))

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frames, Hit, Joined, Raised, Tick
+from denpexd.core.flight import Dump
 from denpexd.core.rule import Catalog
 
 _EVENT = 120  # bytes of an event without its texts
 _TEXTS = 400  # and of its name, source and fields
-_FRAME = 200
+_FRAME, _OP = 200, 400
 _MOST_KEYS = 20_000
 _MOVES = 66  # what the core remembers of a rhythm, and a little more
-_DEPTHS = {Activity: 33, Exit: 8, Raised: 8, Frames: 1, Fact: 2, Joined: 3, Blind: 1}
+_DEPTHS = {Activity: 33, Exit: 8, Raised: 8, Frames: 1, Fact: 2, Joined: 3, Blind: 1, Dump: 1}
 
 Depth = Callable[[str], int]
 
@@ -93,7 +94,7 @@ def _key(event: Event) -> tuple[object, ...]:
     match event:
         case Hit(rank=rank, signal=name) | Fact(rank=rank, name=name) | Frames(rank=rank, kind=name):
             return type(event), rank, name
-        case Activity(rank=rank) | Raised(rank=rank) | Exit(rank=rank) | Joined(rank=rank):
+        case Activity(rank=rank) | Raised(rank=rank) | Exit(rank=rank) | Joined(rank=rank) | Dump(rank=rank):
             return type(event), rank
     return (type(event),)
 
@@ -144,4 +145,6 @@ def _size(event: Event) -> int:
             return _EVENT + _TEXTS + len(text) + _FRAME * len(frames) + sum(len(m) for _, m in chain)
         case Frames(frames=frames, others=others):
             return _EVENT + _TEXTS + _FRAME * (len(frames) + sum(len(each) for _, each in others))
+        case Dump(ops=ops):
+            return _EVENT + _TEXTS + _OP * len(ops)
     return _EVENT + _TEXTS

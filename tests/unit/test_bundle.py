@@ -18,6 +18,7 @@ from denpexd.cli import main
 from denpexd.clock import ManualClock
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Activity, Event, Exit, Fact, Frame, Frames, Hit, Joined, Raised, Tick
+from denpexd.core.flight import Dump, Op, Progress
 from denpexd.errors import CaseError, StateError
 from denpexd.journal import encode, packed, unpacked
 from denpexd.keeper import ENDING, FOLDER
@@ -35,6 +36,7 @@ EVENTS: list[list[Event]] = [
     [Raised(2.0, 0, "log", 0, SECRET, (("ValueError", f"password={SECRET}"),), (Frame("main", f"{SECRET}.py", 3),))],
     [Frames(2.5, 0, "py-spy", (Frame("main", f"{SECRET}.py", 3),), others=((SECRET, (Frame("w", "w.py", 1),)),))],
     [Fact(3.0, 0, "frozen", {"wchan": SECRET}, text=SECRET), Joined(3.0, 1, node="n"), Exit(3.0, 0, 1), Tick(3.0)],
+    [Dump(4.0, 1, "2.4", (Op("0", 3, f"all_gather {SECRET}", 7, True),), {"0": (0, 1)}, unnamed={1: Progress(2, 1)})],
 ]
 VERDICT: dict[str, Any] = {
     "key": "run-a0-1-abc",
@@ -60,7 +62,7 @@ def material(**changes: Any) -> Material:
 def test_no_secret_is_in_names_or_contents() -> None:
     made = files(material())
     assert set(made) >= {"README.txt", "case.yaml", "journal.jsonl", "verdict.json", "report.txt", "config.yaml"}
-    assert "stacks/rank0.py-spy.txt" in made
+    assert {"stacks/rank0.py-spy.txt", "dumps/rank1.json"} <= set(made)
     for name, data in made.items():
         assert SECRET not in name
         assert SECRET.encode() not in data, name
@@ -73,7 +75,7 @@ def test_what_was_fed_comes_back(tmp_path: Path) -> None:
     read = read_case(path)
     assert read.told is not None
     assert [[type(e) for e in batch] for batch in read.told.batches] == [[type(e) for e in batch] for batch in EVENTS]
-    assert (read.start, read.observe_until, read.told.limits) == (0.5, 3.0, Limits(min_silence=7.0))
+    assert (read.start, read.observe_until, read.told.limits) == (0.5, 4.0, Limits(min_silence=7.0))
     assert read.told.batches[3][1:] == EVENTS[3][1:]
 
 

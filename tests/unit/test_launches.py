@@ -179,6 +179,15 @@ async def test_where_no_process_can_be_seen_the_log_is_what_is_kept(machine: Mac
     assert [(f.name, f.fields["nccl"]) for f in await machine.see(second)] == [("launch_before", "1")]
 
 
+async def test_a_command_without_ranks_is_looked_at_itself(machine: Machine) -> None:
+    machine.launches._root = 77
+    machine.facts = {77: FACTS}
+    assert await machine.see(job()) == []
+    machine.clock._now += 6.0
+    assert [(f.name, f.fields["ranks"]) for f in await machine.see(job())] == [("launch", "0")]
+    assert await machine.see(job("other"), local=False) == []
+
+
 async def test_what_a_short_run_showed_is_kept_at_its_end(machine: Machine, tmp_path: Path) -> None:
     machine.start(FACTS)
     run = job()
