@@ -208,7 +208,7 @@ def _readme(verdict: Verdict, cut: Cut, note: str) -> str:
             "case.yaml, journal.jsonl   what the core was fed: denpexd replay FILE gives the verdict again",
             f"                           ({cut.until - cut.since:.0f} s in {len(cut.batches)} batches,"
             f" after {len(cut.before)} events of before)",
-            "stacks/, dumps/, lines/    stacks and Flight Recorder dumps as they were seen, quoted log lines in their place",
+            "stacks/, dumps/, lines/    stacks and Flight Recorder dumps as seen, quoted log lines in their place",
             "versions.json, config.yaml what made the verdict",
             "launch.json                how the job was started, and what had changed since its last good run",
             "",
