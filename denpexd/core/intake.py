@@ -60,7 +60,7 @@ class Intake(Witnesses):
         if signal.role == "kernel":
             self.job.devices.note(event, self._quoted(event, signal.means, "kernel"))
             return  # the rank in whose log it stands did not say it
-        if "actor" in event.fields and (process := process_of(event.fields)):
+        if "actor" in event.fields and not _names_process(signal) and (process := process_of(event.fields)):
             event = self._of_process(event, process)
         state = self.job.rank(event.rank)
         state.printed = True
@@ -288,3 +288,8 @@ class Intake(Witnesses):
         self._leave_phase(state, t)
         state.phase, state.phase_t, state.phase_evidence = phase, t, evidence
         self.job.spoke_t = max(self.job.spoke_t, t)  # restarts the silence clock, but is no step
+
+
+def _names_process(signal: Signal) -> bool:
+    """Whether the process it captures is one that the line speaks of, not the one that prints it."""
+    return "(?P<pid>" in (signal.pattern or "") or "(?P<ip>" in (signal.pattern or "")

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import re2
 
 from denpexd.catalog.load import load
 from denpexd.core.correlate import Correlator
 from denpexd.core.events import UNKNOWN_RANK, Event, Hit, Joined, Raised, Tick, Want
-from denpexd.core.processes import MAX_SPEAKERS, Processes, process_of
+from denpexd.core.intake import Intake
+from denpexd.core.processes import MAX_SPEAKERS, Processes, process_offrom denpexd.core.rule import Catalog, Signal
+from denpexd.core.state import JobState
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 THIRD = {"actor": "RayTrainWorker", "pid": "813", "ip": "10.0.0.3"}
@@ -81,3 +84,13 @@ def test_what_is_remembered_is_bounded() -> None:
     for n in range(2 * MAX_SPEAKERS):
         known.spoke(PROCESS, "job.err", n)
     assert len(known.speakers) == MAX_SPEAKERS
+
+
+def test_a_process_that_a_line_only_speaks_of_did_not_print_it() -> None:
+    died = re2.compile(r"worker (?P<pid>\d+) is gone")
+    signal = Signal("line.died", "log", "it speaks of a worker", pattern=died.pattern, matcher=died)
+    job = JobState("job", 0.0, world_size=4)
+    intake = Intake(Catalog({}, {signal.id: signal}), job)
+    intake.hit(Hit(1.0, 2, signal.id, "job.out", 1, "worker 813 is gone", {"actor": "raylet", "pid": "813"}))
+    assert job.processes.ranks == {}
+    assert job.ranks[2].pid is None
