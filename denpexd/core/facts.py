@@ -268,7 +268,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
         found = told(job, rank, signal, now, limits)
         if signal.lasting:
             return [e for e in found if e.t > now - kernel.LASTS and not e.history]
-        return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.moved_seq > e.seq))]
+        return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.outlived(e.source, e.seq)))]
     if signal.kind == "fact":
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []
@@ -282,7 +282,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
     found = [seen.first] if seen.first is seen.last else [seen.first, seen.last]
     if signal.lasting:
         return found
-    return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.moved_seq > e.seq))]
+    return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.outlived(e.source, e.seq)))]
 
 
 def _set_up(job: JobState, rank: RankState, signal: Signal) -> Answer:

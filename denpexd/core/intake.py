@@ -19,6 +19,7 @@ from denpexd.core.witnesses import Witnesses
 
 AVERAGED = ("loss", "gradient_norm")  # numbers that ranks may print after an all-reduce
 TIMES = ("timer", "timed", "most")  # captures of timers
+_MOST_SOURCES = 16  # files of one rank
 OLD = 600.0  # seconds after which a word about the job may be forgotten
 PREPARES = re.compile(  # labels of bars that no training loop draws
     r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
@@ -255,6 +256,8 @@ class Intake(Witnesses):
             if state.rank >= 0 and step is not None and was == "train" and not event.history:
                 self.job.arrivals.note(self.job, event, (state.epoch, step))
         self._moved(state, event.t, was, steps, history=event.history)
+        if event.source in state.moved_in or len(state.moved_in) < _MOST_SOURCES:
+            state.moved_in[event.source] = self.job.seq
 
     def _leave_phase(self, state: RankState, t: float) -> None:
         if state.phase not in ("train", "start") and state.phase_t > float("-inf"):

@@ -14,7 +14,7 @@ def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
     for known in rank.raised:
         event = known.event
         over = rank.phase == "end" and event.t > rank.phase_t and not any(e.event.code for e in rank.exits)
-        past = (event.history and rank.moved_seq > known.seq) or any(e.event.code == 0 for e in rank.exits)
+        past = (event.history and rank.outlived(event.source, known.seq)) or any(e.event.code == 0 for e in rank.exits)
         if known.collateral or over or past or job.lapsed(rank, event.t) or not chain_matches(signal, event.chain):
             continue
         where = signal.param_matchers.get("in")

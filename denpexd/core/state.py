@@ -53,6 +53,7 @@ class RankState:
     aside: int | None = None  # counter of an evaluation
     moved_t: float = float("-inf")
     moved_seq: int = -1
+    moved_in: dict[str, int] = field(default_factory=dict)  # by source, seq of the last movement that it told
     moves: int = 0
     rhythm: Rhythm = field(default_factory=Rhythm)
     phase: str = "start"
@@ -107,6 +108,10 @@ class RankState:
                 return
             self.raised.remove(weakest)
         self.raised.append(new)
+
+    def outlived(self, source: str, seq: int) -> bool:
+        """Whether the same file tells of a movement after what it said then: in history only that order is known."""
+        return self.moved_in.get(source, -1) > seq
 
     def restart(self, seq: int) -> None:
         """Another attempt: only its rhythm is as before."""

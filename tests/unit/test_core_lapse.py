@@ -151,6 +151,14 @@ def test_a_failure_in_history_after_which_training_went_on_pages_nobody(reads: i
     assert run.trains(51, 80, start=1).final == []
 
 
+def test_of_two_files_of_a_rank_the_one_that_is_read_last_does_not_outlive_the_other() -> None:
+    """Its stderr, with what ended it, is read before its stdout, with its steps."""
+    said = replace(line(1, "bad-file.printed", history=True), source="1/stderr.log")
+    steps = [replace(line(1, "step", {"step": str(n)}, history=True), source="1/stdout.log") for n in range(5)]
+    run = Run().at(0, Fact(0.0, UNKNOWN_RANK, "recent", {"recent": "true"}), said, *steps).until(900)
+    assert [(v["failure"], v["initiating_ranks"]) for v in run.final] == [("bad-file", [1])]
+
+
 def test_the_logs_of_a_job_that_is_long_dead_page_nobody() -> None:
     old = [line(rank, "step", {"step": str(n)}, history=True) for n in range(5) for rank in (0, 1)]
     run = Run().at(0, Fact(0.0, UNKNOWN_RANK, "recent", {"recent": "false"}), *old).until(1500)
