@@ -92,8 +92,10 @@ class Before:
 def _key(event: Event) -> tuple[object, ...]:
     """What an event is the newest of."""
     match event:
-        case Hit(rank=rank, signal=name) | Fact(rank=rank, name=name) | Frames(rank=rank, kind=name):
+        case Hit(rank=rank, signal=name) | Frames(rank=rank, kind=name):
             return type(event), rank, name
+        case Fact(rank=rank, name=name, fields=about):
+            return type(event), rank, name, about.get("ranks"), about.get("kind")
         case Activity(rank=rank) | Raised(rank=rank) | Exit(rank=rank) | Joined(rank=rank) | Dump(rank=rank):
             return type(event), rank
     return (type(event),)
@@ -139,8 +141,10 @@ def _size(event: Event) -> int:
     match event:
         case Activity() | Tick():
             return _EVENT
-        case Hit(text=text) | Fact(text=text):
+        case Hit(text=text):
             return _EVENT + _TEXTS + len(text)
+        case Fact(text=text, fields=about):
+            return _EVENT + _TEXTS + len(text) + 2 * sum(map(len, about.values()))
         case Raised(text=text, frames=frames, chain=chain):
             return _EVENT + _TEXTS + len(text) + _FRAME * len(frames) + sum(len(m) for _, m in chain)
         case Frames(frames=frames, others=others):

@@ -11,7 +11,21 @@ from denpexd.bundle import Material, files
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
-from denpexd.core.events import Activity, Attempt, Closed, Event, Exit, Frame, Frames, Hit, Joined, Raised, Tick, Want
+from denpexd.core.events import (
+    Activity,
+    Attempt,
+    Closed,
+    Event,
+    Exit,
+    Fact,
+    Frame,
+    Frames,
+    Hit,
+    Joined,
+    Raised,
+    Tick,
+    Want,
+)
 from denpexd.core.rule import Catalog
 from denpexd.recording import Recording, read_case
 from denpexd.replay import Replayer
@@ -113,6 +127,14 @@ def test_of_what_is_older_the_first_and_the_last_of_each_kind_are_known() -> Non
     assert not any(isinstance(e, Tick) for e in before)
     times = [e.t for e in before]
     assert times == sorted(times)
+
+
+def test_facts_about_other_ranks_do_not_replace_each_other() -> None:
+    made = tape(age=1.0)
+    for number in range(20):
+        made.add([Fact(1.0, -1, "launch", {"ranks": str(number)})])
+    made.add([Tick(100.0)])
+    assert len({e.fields["ranks"] for e in made.cut().before if isinstance(e, Fact)}) == 20
 
 
 def test_a_new_attempt_forgets_what_the_one_before_it_said() -> None:
