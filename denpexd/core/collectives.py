@@ -115,12 +115,17 @@ def _calls(job: JobState) -> tuple[dict[int, str], dict[int, Evidence]]:
 
 
 def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Has enqueued less than every rank of its group that timed out, or launched less than most (NCCL RAS)."""
+    """Has enqueued less than every rank of its group that timed out, or launched less than most (NCCL RAS).
+
+    By dumps only where they name it: a rank that others are ahead of may be right not to come.
+    """
     known = rank.states.get("launched_less")
     found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
     for group, mine in _known(job, rank, now).items():
         others = [c.enqueued for r, c in _peers(job, group, now).items() if r != rank.rank and c.enqueued is not None]
         if mine.enqueued is None or not others or mine.evidence is None:
+            continue
+        if mine.evidence.kind == "dump" and not flight_facts.keeps_waiting(job, rank, now):
             continue
         if mine.enqueued < min(others):
             found.append(mine.evidence.saying(signal.means))

@@ -40,6 +40,12 @@ def collectives(job: JobState, rank: RankState, now: float) -> Mapping[str, Coll
     return found
 
 
+def keeps_waiting(job: JobState, rank: RankState, now: float) -> bool:
+    """The dumps of all ranks name this one."""
+    case = job.once("flight", lambda: _analysis(job, now))
+    return case is not None and rank.rank in case.verdict.initiating
+
+
 def _collective(place: Place, known: Dumped) -> Collective:
     op, said = place.op, known.dump
     text = f"stands in {op.call}, number {op.seq} of group {op.group}" if op is not None else "has nothing open"

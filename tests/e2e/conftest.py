@@ -178,15 +178,23 @@ class Place:
         self._undo.append(lambda: _end(process))
         return process
 
-    def torchrun(self, script: str, *arguments: str, ranks: int = 2, launcher_log: str = "launcher.log") -> Job:
-        """A job under torchrun whose ranks' output goes to `logs`. `launcher_log`: path below our folder."""
+    def torchrun(
+        self,
+        script: str,
+        *arguments: str,
+        ranks: int = 2,
+        launcher_log: str = "launcher.log",
+        env: Mapping[str, str] | None = None,
+    ) -> Job:
+        """A job under torchrun whose ranks' output goes to `logs`. `launcher_log`: path below our folder. `env`: more
+        variables.
+        """
         logs = self.folder / "logs"
         logs.mkdir()
         redirects = ["--redirects", "3", "--log-dir", str(logs)]
         with (self.folder / launcher_log).open("wb") as out:
-            launcher = subprocess.Popen(
-                self.launch(script, *arguments, ranks=ranks, options=redirects), stdout=out, stderr=out
-            )
+            command = self.launch(script, *arguments, ranks=ranks, options=redirects)
+            launcher = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **(env or {})})
         job = Job(launcher, logs)
         self._undo.append(job.stop)
         return job

@@ -69,7 +69,37 @@ def slow_validation(place: Any) -> tuple[int, list[Any]]:
     return code, sink.alerts
 
 
-STORIES = {"deadlock": (120, deadlock), "slow validation": (90, slow_validation)}
+def crossed_groups(place: Any) -> tuple[float, list[Any], list[str]]:
+    dumps = f"{place.folder}/fr_"
+    names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    job, sink = place.torchrun("crossed_groups.py", ranks=3, env=dict.fromkeys(names, dumps)), place.sink()
+    place.watch(job.logs, sink)
+    job.wait_for_line("step 11 ")
+    while "watching" not in (place.folder / "denpexd.log").read_text():
+        time.sleep(0.5)
+    time.sleep(10.0)  # it knows the rhythm now
+    (place.folder / "fr_go").touch()
+    sink.wait(120.0)
+    time.sleep(40.0)  # the standstill lasts: nobody is asked again
+    asked = (place.folder / "fr_asked.log").read_text().splitlines()
+    return job.last_line_at(), sink.alerts, asked
+
+
+STORIES = {
+    "deadlock": (120, deadlock),
+    "slow validation": (90, slow_validation),
+    "crossed groups": (170, crossed_groups),
+}
+
+
+def test_dumps_that_the_ranks_were_asked_for_once_tell_who_left_the_order_of_the_groups(stories: Any) -> None:
+    last_line, alerts, asked = stories["crossed groups"]
+    assert sorted(asked) == ["0 1", "1 1", "2 1"]
+    (first, *_) = alerts
+    assert first.verdict["failure"] == "collective-order-mismatch"
+    assert first.verdict["initiating_ranks"] == [2]
+    assert "Flight Recorder" in str(first.verdict["evidence"])
+    assert first.at - last_line <= 75.0  # the third look comes 20 s after the first
 
 
 def test_a_hang_is_explained_within_a_minute_while_the_job_still_hangs(stories: Any) -> None:

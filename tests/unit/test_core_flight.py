@@ -76,6 +76,12 @@ def test_other_sizes_and_who_has_not_come() -> None:
     assert absent.who("behind") == [0]
 
 
+def test_who_did_not_follow_a_single_rank_into_a_collective_is_not_behind() -> None:
+    alone = World([dump(0, "7 all_gather 17"), dump(1), dump(2)], 3)
+    assert alone.who("behind") == []
+    assert alone.who("not_in_collective") == [1, 2]
+
+
 def test_what_a_rank_stands_in_is_pending_in_the_words_of_a_watchdog() -> None:
     world = World([dump(0, "7 all_gather 17"), dump(1, "7 _all_gather_base 16"), dump(2, "7 all_to_all 5")], 3)
     assert world.who("pending", numel="odd") == [0, 2]
