@@ -151,12 +151,17 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     text = _shorter_loop(rank, others)
     if text is not None:
         return [observed(rank, now, text, signal.means, kind="log")]
-    if rank.step is None or rank.phase not in AFTER_LOOP or not rank.phase_evidence:
+    if rank.step is None or rank.phase not in AFTER_LOOP or not rank.phase_evidence or _saves_midway(rank):
         return []
     early = [s for s in others if s.phase not in AFTER_LOOP and not any(e.event.code == 0 for e in s.exits)]
     ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
     over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
     return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []
+
+
+def _saves_midway(rank: RankState) -> bool:
+    """It writes a checkpoint far from the end of its loop: it has not left it."""
+    return rank.phase == "checkpoint" and rank.total is not None and (rank.step or 0) + 1 < rank.total * 0.9
 
 
 def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:

@@ -378,6 +378,15 @@ def test_who_leaves_its_loop_earlier_than_another_has_fewer_steps(world: World) 
     assert world.who(fact("fewer_steps")) == []
 
 
+@pytest.mark.parametrize(("total", "short"), [("9000", []), ("12", [1])])
+def test_who_saves_far_from_the_end_of_its_loop_has_not_left_it(world: World, total: str, short: list[int]) -> None:
+    world.steps(0, until=12)
+    for n in range(1, 11):
+        world.at(float(n), line(1, "step", {"step": str(n), "total": total}))
+    world.at(13.0, line(1, "saving"))
+    assert world.who(fact("fewer_steps")) == short
+
+
 def test_a_loop_that_ran_to_its_total_is_not_short(world: World) -> None:
     world.steps(0, until=10)
     for n in range(1, 11):
