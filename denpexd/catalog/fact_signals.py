@@ -99,7 +99,7 @@ class Mismatch(FactSignal):
     """The rank differs from the others of its process group."""
 
     fact: Literal["mismatch"]
-    what: Literal["op", "seq", "numel", "shape", "call"]
+    what: Literal["op", "seq", "numel", "rows", "shape", "call"]
 
 
 class Differs(FactSignal):

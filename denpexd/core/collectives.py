@@ -5,6 +5,7 @@ Same shape as those of facts.py: for ONE rank the evidence that makes the fact h
 
 from collections import Counter
 from collections.abc import Mapping
+from math import gcd
 
 from denpexd.core import cadence, flight_facts, stands
 from denpexd.core.evidence import Evidence
@@ -12,6 +13,7 @@ from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
 
+ROW = 64  # elements in a row of a matrix of features, at least
 TOGETHER = 2.0  # seconds: two polls of the process table
 
 
@@ -54,7 +56,8 @@ def _peers(job: JobState, group: str, now: float) -> Mapping[int, Collective]:
 def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Differs from a strict majority of its group; with two ranks no side can be named.
 
-    Sizes and shapes are compared only among ranks that stand in the same kind of collective.
+    Sizes and shapes are compared only among ranks that stand in the same kind of collective. `rows`: sizes of which
+    each is a number of equal rows, so that they may be one tensor cut or padded to another length.
     """
     what = str(signal.params.get("what", "op"))
     if what == "call":
@@ -67,7 +70,9 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
         peers = {r: c for r, c in _peers(job, group, now).items() if _comparable(mine, c)}
         if what in ("numel", "shape"):
             peers = {r: c for r, c in peers.items() if c.kind == mine.kind}
-        name = "kind" if what == "op" else what
+        if what == "rows":
+            peers = {r: c for r, c in peers.items() if _same_rows(mine, c)}
+        name = {"op": "kind", "rows": "numel"}.get(what, what)
         values = {r: getattr(c, name) for r, c in peers.items() if c.op and getattr(c, name) is not None}
         if _odd(values, rank.rank):
             found.append(mine.evidence.saying(signal.means))
@@ -78,6 +83,14 @@ def _comparable(mine: Collective, other: Collective) -> bool:
     """Dumps say for certain which number of its group a rank stands in: only the same one is meant to be the same."""
     dumped = mine.evidence is not None and mine.evidence.kind == "dump"
     return not dumped or mine.seq is None or other.seq is None or mine.seq == other.seq
+
+
+def _same_rows(mine: Collective, other: Collective) -> bool:
+    """In the same call by kind and number; both sizes, at most four times apart, are whole rows of one width."""
+    if mine.op != other.op or mine.seq is None or mine.seq != other.seq or not mine.numel or not other.numel:
+        return False
+    least, most = sorted((mine.numel, other.numel))
+    return most <= 4 * least and gcd(least, most) >= ROW
 
 
 def _odd(values: Mapping[int, object], rank: int) -> bool:

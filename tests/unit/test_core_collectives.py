@@ -77,6 +77,16 @@ def test_collectives_do_not_differ_while_a_rank_is_in_none() -> None:
     assert world.who("differs", what="call") == []
 
 
+@pytest.mark.parametrize(("size", "odd"), [("1966080", [0]), ("1310721", []), ("64", []), ("13107200", [])])
+def test_whole_rows_of_one_width_are_one_tensor_of_another_length(world: World, size: str, odd: list[int]) -> None:
+    world.says(10.0, 0, "timeout", op="ALLREDUCE", seq="7", numel_in=size)
+    for rank in (1, 2, 3):
+        world.says(10.0, rank, "timeout", op="ALLREDUCE", seq="7", numel_in="1310720")
+    assert world.who("mismatch", what="rows") == odd
+    world.says(11.0, 0, "timeout", op="ALLREDUCE", seq="8", numel_in=size)
+    assert world.who("mismatch", what="rows") == []
+
+
 def test_of_nested_collectives_the_outermost_counts() -> None:
     world = World(2).stands(0, f"all_gather {C10D}", f"all_gather_object {C10D}", "f t.py")
     world.stands(1, f"broadcast {C10D}", f"all_gather_object {C10D}", "f t.py")
