@@ -15,6 +15,7 @@ SharedRole = Literal[
     "ambiguous",
     "advice",
     "handled",
+    "caught",
     "config",
     "metric",
     "kernel",

@@ -156,7 +156,15 @@ class Correlator:
         if not isinstance(event, Hit):
             return True
         signal = self.catalog.signals.get(event.signal)
-        return signal is None or signal.role not in ("progress", "phase", "config", "handled", "advice", "device")
+        return signal is None or signal.role not in (
+            "progress",
+            "phase",
+            "config",
+            "handled",
+            "caught",
+            "advice",
+            "device",
+        )
 
     def _take(self, event: Event, out: list[Output]) -> None:
         match event:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
+from denpexd.core.caught import caught
 from denpexd.core.counters import counter, ranks_in
 from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
 from denpexd.core.evidence import Evidence
@@ -79,6 +80,8 @@ class Intake(Witnesses):
             self._reported(state, signal, evidence)
         if signal.role in (None, "collateral", "ambiguous"):
             state.remark_t = event.t
+        if signal.role == "caught":
+            caught(state, evidence)
         if signal.event:
             self._told(signal.event, event, evidence)
         self._fields(state, event, evidence)

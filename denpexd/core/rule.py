@@ -25,10 +25,10 @@ class Signal:
     """What ONE rank can show: exactly one of `log`, `frame`, `fact` (see `kind`).
 
     `id` is "<file>.<name>" for shared signals and "<rule id>.<name>" for a rule's own. `role` (shared signals only):
-    progress, phase, collateral, teardown, ambiguous, advice, handled, event (see `event`). `count`: at least N times.
-    `about`: name of the capture that lists the global ranks the line speaks about, instead of the rank that printed
-    it. `lasting`: it belongs to a degradation, so it does not lapse when training goes on. `quantity` (role metric):
-    what its number is; such a signal is not scanned for but tried on progress lines ("duration" is scanned for).
+    progress, phase, collateral, teardown, ambiguous, advice, handled, caught, event (see `event`). `count`: at least N
+    times. `about`: name of the capture that lists the global ranks the line speaks about, instead of the rank that
+    printed it. `lasting`: it belongs to a degradation, so it does not lapse when training goes on. `quantity` (role
+    metric): what its number is; such a signal is not scanned for but tried on progress lines ("duration" is scanned).
     """
 
     id: str

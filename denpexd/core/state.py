@@ -72,6 +72,7 @@ class RankState:
     settings: dict[str, tuple[str, Evidence]] = field(default_factory=dict)  # what it says of its environment
     loss: str | None = None
     reported: Evidence | None = None  # first collateral line
+    caught: Evidence | None = None  # its newest line of role `caught`
     killing: set[str] = field(default_factory=set)  # signals its launcher announced
     killing_t: float = float("inf")  # when it did so first
 

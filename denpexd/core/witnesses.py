@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 from denpexd.core.arrivals import Arrivals
+from denpexd.core.caught import weighed
 from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
@@ -46,7 +47,7 @@ class Witnesses:
         where = event.frames[0].canonical if event.frames else ""
         told = (f"{kind}: {message}" for kind, message in event.chain)
         collateral = others_failed or all(self._is_harmless(text, f"{text}\n{where}") for text in told)
-        state.keep(RaisedBy(event, self.job.seq, collateral))
+        state.keep(RaisedBy(weighed(state, event), self.job.seq, collateral))
         for rank in failed if others_failed else ():
             self._raised_by(rank, event)
 

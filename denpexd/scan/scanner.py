@@ -47,7 +47,7 @@ class Scanner:
             if signal.kind == "log" and signal.matcher is not None and signal.quantity in (None, "duration")
         ]
         self._signals = tuple(signal for signal in logs if not _only_latest(signal))
-        self._handled = [signal for signal in logs if signal.role == "handled"]
+        self._handled = [signal for signal in logs if signal.role in ("handled", "caught")]
         remarks = [launcher.OWN_LINE.pattern, *lines.HANDLED, *(signal.pattern or "" for signal in self._handled)]
         self._remark = re2.compile("|".join(f"(?:{_CAPTURE.sub('(?:', pattern)})" for pattern in remarks))
         self._progress = tuple(signal for signal in logs if _only_latest(signal))

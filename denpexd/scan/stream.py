@@ -268,7 +268,7 @@ class Stream:
         system = line.fields.get("actor") in _RAY_SYSTEM or (remarks and is_launcher_line(line.text))
         rank = UNKNOWN_RANK if system and not latest else line.rank
         fields = {**line.fields, **captured}
-        tells = signal.role not in ("progress", "phase", "handled") and "value" not in captured
+        tells = signal.role not in ("progress", "phase", "handled", "caught") and "value" not in captured
         handled = remarks and tells and is_handled(line.text, known=self._scanner.handles(line.text))
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
         told = self._counts.get(signal.id, 0)
