@@ -95,8 +95,7 @@ def _from_rare(node: Node) -> Node:
         case Sequence(nodes) if nodes:
             rarity = [min(_least(part), _RARE) for part in nodes]
             at = rarity.index(max(rarity))
-            edge = nodes[at - 1 : at] if at and isinstance(nodes[at - 1], Boundary) else ()
-            return Sequence((*edge, _from_rare(nodes[at]), *nodes[at + 1 :])) if rarity[at] else node
+            return Sequence((_from_rare(nodes[at]), *nodes[at + 1 :])) if rarity[at] else node
     return node
 
 

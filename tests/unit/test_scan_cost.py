@@ -27,3 +27,9 @@ def test_no_shipped_signal_looks_at_ordinary_lines_in_vain() -> None:
             in_vain[signal.id] += signal.matcher.search(line) is None
     busy = {name: count for name, count in in_vain.items() if count > MOST_FALSE}
     assert not busy, "each of these costs a look at ordinary lines: name a rarer word of the message in the pattern"
+
+
+def test_every_shipped_signal_fits_into_the_fast_engine(caplog: pytest.LogCaptureFixture) -> None:
+    catalog, _ = load([shipped_rules()])
+    Scanner(catalog.signals.values(), HyperscanEngine)
+    assert not caplog.messages, "a pattern that runs beside the database slows every scan down: write it another way"
