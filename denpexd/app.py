@@ -24,9 +24,10 @@ from denpexd.clock import Clock, SteadyClock
 from denpexd.core.cadence import Limits
 from denpexd.daemon import CollectorLike, Daemon
 from denpexd.errors import SettingsError
-from denpexd.evidence.collect import Collector
+from denpexd.evidence.collect import Collector, Source
 from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.kernel import open_kernel
+from denpexd.evidence.nvml import Nvml
 from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
@@ -156,12 +157,13 @@ async def run(
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")
         cleanup.callback(ras.close)
         recorder = settings.evidence.flight_recorder
+        sources: dict[str, Source] = {"ras": ras, "gpu": Nvml(processes, clock)}
         local = Collector(
             processes,
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
             lone=settings.evidence.processes == "any" or root_pid is not None,
-            sources={} if settings.evidence.ras == "off" else {"ras": ras},
+            sources={name: one for name, one in sources.items() if getattr(settings.evidence, name) != "off"},
             flight=FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto"),
         )
         kernel = None

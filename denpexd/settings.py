@@ -157,6 +157,9 @@ class Evidence(Section):
         "or descend from exec; any = also those of a lone job without such a link, where nothing else runs",
     )
     flight_recorder: FlightRecorder = Field(default_factory=FlightRecorder)
+    gpu: Literal["auto", "off"] = Field(
+        default="auto", description="the state of the GPUs by NVIDIA's library, at an incident; needs the extra gpu"
+    )
     kernel: Annotated[Literal["auto", "off"] | Path, AfterValidator(_file_or_word)] = Field(
         default="auto",
         description="the kernel's messages: auto = /dev/kmsg or the journal, off, or a file that receives them",

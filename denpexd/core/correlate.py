@@ -37,7 +37,7 @@ from denpexd.core.speaker import Matches, Speaker
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
-FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind", "eased": "exhausted"}
+FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind", "eased": "exhausted", "gpu_busy": "gpu_idle"}
 FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps")
 STATED_FACTS = (
     "stated",
@@ -250,7 +250,8 @@ class Correlator:
 
     def _tick(self, out: list[Output]) -> None:
         silence = self.job.silence(self.now)
-        out += self._asking.at(self.now, self.job, self.limits)
+        slow = not self._matches.live.keys().isdisjoint(self._index.facts("slow"))
+        out += self._asking.at(self.now, self.job, self.limits, slow=slow)
         if self.job.numbers_seq != self._measured:
             self._measured = self.job.numbers_seq
             self._dirty |= self._index.facts(*PACE_FACTS)

@@ -1,4 +1,4 @@
-"""Signals that strengthen a local failure without being able to make one: what was full when something failed."""
+"""Signals that strengthen a local failure without being able to make one: what was full, what its GPU counts."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from denpexd.core.facts import holds
 from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import JobState
 
-SUPPORTING = frozenset({"exhausted"})
+SUPPORTING = frozenset({"exhausted", "gpu_ecc"})
 
 
 def leading(rule: Rule) -> list[Signal]:

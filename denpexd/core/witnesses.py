@@ -15,6 +15,7 @@ from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
 from denpexd.core.timers import Timers
 
+KINDS = {"ras": "ras", "nvml": "gpu"}  # of witness, by source
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
 _PROCESS = re.compile(r"\((pid=\d+, ip=[\w.:]+)")
@@ -159,7 +160,7 @@ class Witnesses:
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
         if name in ("exhausted", "eased"):
             key = f"{name} {fields.get('what', '')}"
-        kind = "launcher" if name.startswith("launcher") else "ras" if event.source == "ras" else "process"
+        kind = "launcher" if name.startswith("launcher") else KINDS.get(event.source, "process")
         kind = "system" if name == "exhausted" else kind
         state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
         if name == "frozen" and fields.get("state") == "D":

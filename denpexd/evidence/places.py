@@ -1,6 +1,6 @@
 """Where the ranks of this node run: GPU and control group, which lines of the kernel name instead of a rank.
 
-A GPU is derived from CUDA_VISIBLE_DEVICES and the local rank, as launchers and programs do by convention; what the
+A GPU is derived from CUDAVISIBLE_DEVICES and the local rank, as launchers and programs do by convention; what the
 job itself prints about its devices goes before it. Reads files of /proc: keep it off the event loop.
 """
 
@@ -17,7 +17,7 @@ from denpexd.evidence.procs import Processes, RankProcess
 log = logging.getLogger(__name__)
 
 _INIT_NAMESPACE = "pid:[4026531836]"  # fixed in the kernel: process numbers are those that the kernel prints
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
+VISIBLE = ("CUDAVISIBLE_DEVICES", "NVIDIAVISIBLE_DEVICES")
 _MOST_GPUS = 64
 _SMI_SECONDS = 10.0
 
@@ -57,7 +57,7 @@ class Places:
         fields = {}
         if (cgroup := self._cgroup(process.pid)) is not None:
             fields["cgroup"] = cgroup
-        gpu = gpu_of(self._processes.environ(process, _VISIBLE), process.local_rank, self._gpus)
+        gpu = gpu_of(self._processes.environ(process, VISIBLE), process.local_rank, self._gpus)
         if gpu is not None:
             fields |= {"pci": gpu.pci, "gpu": str(gpu.index)}
         return fields
@@ -116,7 +116,7 @@ def _by_smi(path: str | None) -> list[Gpu]:
 def gpu_of(environ: Mapping[str, str], local_rank: int | None, known: Iterable[Gpu]) -> Gpu | None:
     """The GPU of a rank: the only one that it may see, else the one at the place of its local rank; None: not told."""
     table = list(known)
-    visible = next((environ[name] for name in _VISIBLE if environ.get(name, "all") not in ("", "all", "void")), None)
+    visible = next((environ[name] for name in VISIBLE if environ.get(name, "all") not in ("", "all", "void")), None)
     chosen: list[Gpu | None] = list(table)
     if visible is not None:
         chosen = [_named(word.strip(), table) for word in visible.split(",")]

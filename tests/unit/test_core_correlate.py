@@ -569,3 +569,14 @@ def test_ras_is_asked_twice_in_a_standstill_and_not_before_a_page_is_due(run: Ru
 def test_ras_is_not_asked_before_the_first_steps(run: Run) -> None:
     run.until(1000)
     assert [want for want in run.wants if want.kind == "ras"] == []
+
+
+def test_gpus_are_asked_about_when_a_page_is_due_and_when_steps_become_slow(run: Run) -> None:
+    run.trains(1, 60)
+    for n in range(20):
+        run.at(63 + 3 * n, *(step(rank, 61 + n) for rank in range(2)))
+    slow = [want.t for want in run.wants if want.kind == "gpu"]
+    assert len(slow) == 1
+    assert 70 <= slow[0] <= 120
+    run.until(400)
+    assert [want.why for want in run.wants if want.kind == "gpu"][1].startswith("no progress for")
