@@ -113,13 +113,15 @@ def _other_side(rank: int, op: Op, group: Group, dumps: Mapping[int, Dump]) -> s
 
 def _older(group: Group, dumps: Mapping[int, Dump]) -> set[int]:
     """Members that cannot be where their dump shows them: others have completed what needs them too."""
+    if not group.places:
+        return set()
+    ahead = max(group.places.values(), key=lambda place: (place.done, -place.rank))
+    done = [o for o in dumps[ahead.rank].ops if o.group == group.name and o.peer is None and o.seq <= ahead.done]
+    last = max((o.seq for o in done if not o.pending and o.name in EVERYBODY), default=-1)
+    newest = max((o.seq for o in done), default=-1)
     found = set()
     for member, place in group.places.items():
-        for other, ahead in group.places.items():
-            if other == member or ahead.done <= place.enqueued:
-                continue
-            later = [o for o in dumps[other].ops if o.group == group.name and place.enqueued < o.seq <= ahead.done]
-            needs_all = any(o.peer is None and not o.pending and o.name in EVERYBODY for o in later)
-            if needs_all or (not later and ahead.done > place.enqueued + AHEAD):
-                found.add(member)
+        unknown = newest <= place.enqueued and ahead.done > place.enqueued + AHEAD
+        if ahead.done > place.enqueued and (last > place.enqueued or unknown):
+            found.add(member)
     return found
