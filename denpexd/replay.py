@@ -112,7 +112,8 @@ class Replayer:
         core = Correlator(catalog, recording.name, start_t=start, world_size=world, limits=limits)
         done, core.held = Replayed(), set()
         if told is not None:
-            core.feed(told.before)  # what followed from it was said before the recording begins
+            for _, known in itertools.groupby(told.before, key=lambda event: event.t):
+                core.feed(known)  # what followed from it was said before the recording begins
         for batch in heard.batches:
             self._feed(core, recording, batch, done)
         if told is None or told.finished:
