@@ -49,13 +49,19 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
             continue
         if (want.get("failed") or number in ENDED_BY) and operations.asked_before(job, known.event.t):
             continue
-        told = rank.raised or rank.reported or known.event.t - rank.remark_t <= LAST_WORDS
-        if want.get("unexplained") and told:
+        if want.get("unexplained") and _explained(job, rank, known.event.t):
             continue
         text = f"{'reported by the launcher' if by == 'launcher' else 'process ended'}: exit code {code}"
         kind = "launcher" if by == "launcher" else "process"
         found.append(Evidence(rank.rank, kind, known.event.source, 0, known.event.t, text, signal.means, seq=known.seq))
     return found
+
+
+def _explained(job: JobState, rank: RankState, t: float) -> bool:
+    """It said why it ended at `t`; a launcher hands on the code of a rank, so one of them did."""
+    if rank.rank < 0 and any(s.raised or s.reported for s in job.ranks.values()):
+        return True
+    return bool(rank.raised or rank.reported) or t - rank.remark_t <= LAST_WORDS
 
 
 def _followed(job: JobState, rank: RankState) -> bool:

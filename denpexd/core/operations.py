@@ -92,11 +92,13 @@ def _patience(told: Told, limits: cadence.Limits) -> float:
 def _counts(told: Told, failed: Evidence) -> bool:
     """A forced end after a weak word is what follows when a process does not stop in time.
 
-    Who lost a node says so before anybody declares the node lost.
+    Who lost a node says so, and may end, before anybody declares the node lost.
     """
-    if told.event in OF_A_NODE and failed.kind == "report":
+    if told.event in OF_A_NODE and failed.kind in ("report", "victim"):
         return False
-    forced = failed.kind == "process" and failed.text in ("-9", "137") and failed.t >= told.evidence.t + GRACE
+    forced = (
+        failed.kind in ("process", "victim") and failed.text in ("-9", "137") and failed.t >= told.evidence.t + GRACE
+    )
     return not (told.event in WEAK and forced)
 
 
@@ -112,7 +114,8 @@ def _failures(job: JobState) -> Iterator[Evidence]:
         for exited in state.exits:
             code = exited.event.code
             if not exited.forced and code not in (0, None) and code not in ASKED and not (followed and code > 0):
-                yield Evidence(number, "process", "", 0, exited.event.t, str(code), "")
+                kind = "victim" if followed else "process"  # a watchdog aborts who waits for a lost rank
+                yield Evidence(number, kind, "", 0, exited.event.t, str(code), "")
 
 
 def _ends(job: JobState) -> Iterator[Evidence]:

@@ -179,6 +179,14 @@ def test_an_exit_matches_by_code_signal_and_teller(
     assert world.who(fact("exit", **params)) == ([2] if there else [])
 
 
+def test_a_launcher_hands_on_the_code_of_a_rank_that_has_explained_itself(world: World) -> None:
+    world.at(5.0, Exit(0.0, UNKNOWN_RANK, 134))
+    assert world.who(fact("exit", signal=6, unexplained=True)) == [UNKNOWN_RANK]
+    world.at(5.0, line(2, "lost"))
+    assert world.who(fact("exit", signal=6, unexplained=True)) == []
+    assert world.who(fact("exit", signal=6)) == [UNKNOWN_RANK]
+
+
 def test_a_forced_exit_is_no_failure_and_no_disappearance(world: World) -> None:
     world.at(4.0, Fact(0.0, UNKNOWN_RANK, "launcher_killing", {"signal": "9"})).at(5.0, Exit(0.0, 2, -9))
     assert world.who(fact("exit", signal=9)) == []
