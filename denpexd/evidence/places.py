@@ -1,6 +1,6 @@
 """Where the ranks of this node run: GPU and control group, which lines of the kernel name instead of a rank.
 
-A GPU is derived from CUDAVISIBLE_DEVICES and the local rank, as launchers and programs do by convention; what the
+A GPU is derived from CUDA_VISIBLE_DEVICES and the local rank, as launchers and programs do by convention; what the
 job itself prints about its devices goes before it. Reads files of /proc: keep it off the event loop.
 """
 
@@ -17,7 +17,7 @@ from denpexd.evidence.procs import Processes, RankProcess
 log = logging.getLogger(__name__)
 
 _INIT_NAMESPACE = "pid:[4026531836]"  # fixed in the kernel: process numbers are those that the kernel prints
-VISIBLE = ("CUDAVISIBLE_DEVICES", "NVIDIAVISIBLE_DEVICES")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _MOST_GPUS = 64
 _SMI_SECONDS = 10.0
 
