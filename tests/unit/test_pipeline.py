@@ -299,3 +299,17 @@ def test_a_traceback_is_not_lost_when_the_rank_of_its_file_becomes_known(files: 
     files.add(11.5, 1, f"FormatError{last}", path="/logs/out.log")
     files.wait(12, 15)
     assert any('"event":"Raised"' in written and "FormatError" in written for written in files.done.journal)
+
+
+def test_a_recording_begins_with_what_the_journal_of_an_earlier_daemon_tells(scanner: Scanner) -> None:
+    first = Files(scanner)
+    first.train(1, 5)
+    pipeline = Pipeline(TINY, scanner, start_t=START, limits=Limits(), record=(1 << 20, 3600.0))
+    pipeline.restore(first.done.journal, [], START + 10)
+    pipeline.tick(START + 11)
+    tape = pipeline.job("run").tape
+    assert tape is not None
+    cut = tape.cut()
+    assert [type(event) for event in cut.before].count(Hit) == 10
+    assert len(cut.batches) == 1
+    assert Files(scanner).pipeline.job("run").tape is None
