@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK
+from denpexd.scan.pods import Pods
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
@@ -102,6 +103,7 @@ class PrefixReader:
         self._numbers: dict[bytes, set[int]] = {}  # of "trainer-3 | ", "rank3> ", "trainer/3 ", by name
         self._globals: dict[str, int] = {}  # torchrun's tag -> global rank
         self._writers: dict[tuple[str, str], int] = {}  # Ray's (ip, pid) -> rank
+        self._pods = Pods()
 
     def sample(self, data: bytes) -> None:
         """Learn from the first lines of a chunk whether srun or some wrapper labels this stream."""
@@ -167,6 +169,7 @@ class PrefixReader:
         if certain:
             if tags.writer is not None and len(self._writers) < _MOST_PIDS:
                 self._writers[tags.writer] = rank
+            self._pods.placed(tags.fields.get("pod", ""), rank)
             outer = "|".join(tags.outer)
             return Line(text, rank, tags.fields, outer, tags.torch, tags.hooked, certain=True)
         return self._guess(text, tags)
@@ -264,6 +267,7 @@ class PrefixReader:
                 self._writers[tags.writer] = rank
         if rank == UNKNOWN_RANK and tags.local != UNKNOWN_RANK:
             rank = self._globals.get(tags.local_tag, tags.local)
+        rank = self._pods.placed(tags.fields.get("pod", ""), rank)
         if rank != UNKNOWN_RANK:
             self.ranks.add(rank)
         return Line(text, rank, tags.fields, "|".join(tags.outer), tags.torch, tags.hooked)

@@ -135,3 +135,24 @@ def test_an_actor_may_name_its_rank() -> None:
     line = read(b"(worker1, rank=1, pid=77) ValueError: x")
     assert (line.rank, line.text, line.outer) == (1, "ValueError: x", "pid:77")
     assert read(b"(epoch 3, loss=1.2) step").text == "(epoch 3, loss=1.2) step"
+
+
+@pytest.mark.parametrize(
+    ("said", "rank"),
+    [
+        ([b"[pod/llm-0/c] rank=0 up", b"[pod/llm-1/c] rank=1 up"], 3),
+        ([b"[pod/llm-0/c] [rank0]: up", b"[pod/llm-2/c] [rank2]: up"], 3),
+        ([b"[pod/job-master-0/c] rank=0 up", b"[pod/llm-0/c] rank=1 up", b"[pod/llm-1/c] rank=2 up"], 4),
+        ([b"[pod/llm-0/c] rank=1 up", b"[pod/llm-1/c] rank=2 up"], UNKNOWN_RANK),
+        ([b"[pod/llm-0/c] rank=0 up"], UNKNOWN_RANK),
+        ([b"[pod/llm-1/c] rank=1 up", b"[pod/llm-1/c] rank=2 up"], UNKNOWN_RANK),
+        ([b"[pod/other-1/c] rank=1 up"], UNKNOWN_RANK),
+    ],
+)
+def test_a_pod_is_the_rank_of_its_number_where_the_pods_have_said_so(said: list[bytes], rank: int) -> None:
+    assert read(b"[pod/llm-3/c] ValueError: bad", UNKNOWN_RANK, *said).rank == rank
+
+
+def test_pods_with_a_launcher_in_each_count_nodes() -> None:
+    said = [b"[pod/llm-0/c] [default0]:up", b"[pod/llm-1/c] [default0]:up", b"[pod/llm-1/c] [default1]:up"]
+    assert read(b"[pod/llm-3/c] ValueError: bad", UNKNOWN_RANK, *said).rank == UNKNOWN_RANK
