@@ -177,6 +177,9 @@ def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
         longer = [n for s in others for n in (s.batches, (s.step or 0) + 1) if n is not None and n > rank.batches]
         if longer:
             return f"has {rank.batches} batches, others have {max(longer)}"
+        near = [s.total or 0 for s in others if (s.step or 0) + 1 >= rank.batches * 0.9]
+        if any(rank.batches < n <= rank.batches / 0.9 for n in near):  # a much longer one is counted over epochs
+            return f"has {rank.batches} batches, the loop of others is longer"
     if rank.step is None:
         return None
     ahead = max((s.step for s in others if s.step is not None and s.epoch == rank.epoch), default=-1)
@@ -195,9 +198,8 @@ def ended(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
     clean = next((e for e in rank.exits if e.event.code == 0), None)
     if clean is None:
         return []
-    return [
-        Evidence(rank.rank, "process", clean.event.source, 0, clean.event.t, "exit code 0", signal.means, seq=clean.seq)
-    ]
+    source, t = clean.event.source, clean.event.t
+    return [Evidence(rank.rank, "process", source, 0, t, "exit code 0", signal.means, seq=clean.seq)]
 
 
 Fact = Callable[[JobState, RankState, Signal, float, cadence.Limits], Answer]

@@ -409,6 +409,16 @@ def test_fewer_batches_that_a_rank_announces_are_fewer_steps(world: World) -> No
     assert "has 29 batches, others have 30" in world.evidence(1, fact("fewer_steps"))[0].text
 
 
+@pytest.mark.parametrize(("batches", "short"), [("797", [1]), ("800", [])])
+def test_fewer_batches_than_the_loop_of_others_are_fewer_steps(world: World, batches: str, short: list[int]) -> None:
+    for n in range(300, 310):
+        world.at(float(n), line(0, "step", {"step": str(n), "total": "800"}))
+    world.at(311.0, line(1, "batches", {"batches": batches}))
+    assert world.who(fact("fewer_steps")) == []
+    world.at(700.0, line(0, "step", {"step": "780", "total": "800"}))
+    assert world.who(fact("fewer_steps")) == short
+
+
 def mean(rank: int, value: str, epoch: str = "1") -> Hit:
     return line(rank, "mean", {"metric": "mean", "value": value, "epoch": epoch})
 
