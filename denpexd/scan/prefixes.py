@@ -20,6 +20,7 @@ _LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
 _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)
 _ACTOR = re2.compile(rb"^\(([A-Za-z_][\w.]*),?((?:,? ?\w+=[^,() ]*)+)\) ", _OPTIONS)
 _NAMED = re2.compile(rb"^(?:([A-Za-z][\w.-]*?)[-_.]?(\d{1,6}) *[|>] ?|([A-Za-z][\w.-]*)/(\d{1,6}) )", _OPTIONS)
+_TENSOR_RANK = re2.compile(rb"^\w*[Ww]orker_TP(\d{1,4})(?:_EP\d+)?$", _OPTIONS)  # vLLM; with PP or DP it is no rank
 _KUBECTL = re2.compile(rb"^\[pod/([^/\]]+)/([^\]]+)\] ", _OPTIONS)
 # The runtime's own log, and what kubectl logs --timestamps and docker logs -t make of it (nanoseconds, no stream).
 _CRI = re2.compile(
@@ -285,6 +286,8 @@ def _strip_actor(piece: bytes, tags: _Tags) -> bytes | None:
     tags.fields.update({"actor": found.group(1).decode()} | {key: said[key] for key in ("pid", "ip") if key in said})
     if said.get("rank", "").isdecimal():
         tags.label = int(said["rank"])
+    elif (tensor := _TENSOR_RANK.search(found.group(1))) is not None:
+        tags.label = int(tensor.group(1))
     if "pid" in said:
         tags.writer = said.get("ip", ""), said["pid"]
         tags.outer.append("pid" + ":".join(tags.writer))

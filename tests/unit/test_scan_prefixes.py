@@ -74,6 +74,23 @@ def test_a_ray_worker_keeps_the_rank_that_one_of_its_lines_named() -> None:
     assert read(b"(raylet, ip=10.0.0.5) 1 workers killed", 2).text == "1 workers killed"
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        (b"Worker_TP2 pid=312", 2),
+        (b"Worker_TP1_EP1 pid=312", 1),
+        (b"VllmWorker rank=2 pid=71", 2),
+        (b"VllmWorker TP3", UNKNOWN_RANK),
+        (b"Worker_PP1_TP0 pid=312", UNKNOWN_RANK),
+        (b"Worker_DP1_TP0 pid=312", UNKNOWN_RANK),
+        (b"EngineCore_DP0 pid=233", UNKNOWN_RANK),
+        (b"APIServer pid=101", UNKNOWN_RANK),
+    ],
+)
+def test_a_worker_of_an_engine_is_its_tensor_parallel_rank(name: bytes, rank: int) -> None:
+    assert read(b"(" + name + b") ERROR worker hit an exception").rank == rank
+
+
 def test_mpirun_glues_pieces_of_several_ranks_to_one_line() -> None:
     raw = b"[1,2]<stdout>:loss=2.3[1,0]<stdout>:loss=2.4[1,2]<stdout>:"
     assert [(line.rank, line.text) for line in PrefixReader().read(raw)] == [(2, "loss=2.3"), (0, "loss=2.4"), (2, "")]
