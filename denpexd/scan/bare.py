@@ -3,9 +3,11 @@
 Such a line does not prove that anything ended, so what is made of it is never `uncaught`.
 """
 
+from dataclasses import replace
+
 import re2
 
-from denpexd.core.events import Raised
+from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.scan.blocks import Opening
 
 EXCEPTION = (
@@ -21,6 +23,9 @@ _LINE = re2.compile(
     r"(?:: (?P<said>\S.*)|\([\"'](?P<repr>.*?)[\"'],?\)\W*$)"
 )
 _MOST = 4000
+# Ray's driver prints what a worker raised below one of these lines, without the head of a traceback.
+_TASK = re2.compile(r"ray::[^\s(]{1,200}\(\) \((pid=\d+(?:, ip=[\w.:]+)?)")
+_WORKER = re2.compile(r"\bWorker (\d{1,6}) (?:has )?failed\b")
 
 
 def bare_exception(opening: Opening) -> Raised | None:
@@ -32,3 +37,16 @@ def bare_exception(opening: Opening) -> Raised | None:
     kind, message = found["type"], (found["said"] or found["repr"] or "")[:_MOST]
     text = f"{kind}: {message}"[:500]
     return Raised(o.t, o.rank, o.source, o.offset, text, ((kind, message),), (), o.hooked, o.history, process=o.process)
+
+
+def under_task(opening: Opening, above: str) -> Opening:
+    """The opening, of the worker that Ray names above the frames; `above`: the lines before it, of all writers."""
+    if opening.rank != UNKNOWN_RANK or opening.process or "ray::" not in above:
+        return opening
+    lines = [line for line in above.splitlines() if line.strip() and line[:1] not in " ("]
+    found = _TASK.search(lines[-1]) if lines else None
+    if found is None:
+        return opening
+    if len(lines) > 1 and (worker := _WORKER.search(lines[-2])) is not None:
+        return replace(opening, rank=int(worker.group(1)))
+    return replace(opening, process=found.group(1))

@@ -8,7 +8,7 @@ were cut into reads changes nothing, except for progress, of which only the late
 from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
 from denpexd.core.processes import process_of
 from denpexd.core.rule import Signal
-from denpexd.scan.bare import bare_exception
+from denpexd.scan.bare import bare_exception, under_task
 from denpexd.scan.blocks import Opening
 from denpexd.scan.census import census, shares
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
@@ -290,7 +290,8 @@ class Stream:
             self._emit(self._launcher.read(name, line, groups, self._t, self._at, self._history))
         elif name == "exception":
             if "traceback" not in kept and not is_handled(line.text, known=self._scanner.handles(line.text)):
-                raised = bare_exception(self._opening(line))
+                before = (self._back + above)[-_BACK:].decode("utf-8", "replace")
+                raised = bare_exception(under_task(self._opening(line), before))
                 self._emit([] if raised is None else [raised])
         elif name not in kept:
             above_it = self._line_above(line, above) if name == "traceback" else ""

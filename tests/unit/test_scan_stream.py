@@ -298,3 +298,22 @@ def test_an_exception_keeps_the_process_that_its_prefix_names(
     text = "".join(f"(RayTrainWorker pid=7, ip=10.0.0.4) {line}\n" for line in lines).encode()
     (raised,) = (e for e in [*stream.feed(1.0, 0, text), *stream.flush(2.0)] if isinstance(e, Raised))
     assert (raised.rank, raised.process) == (UNKNOWN_RANK, process)
+
+
+@pytest.mark.parametrize(
+    ("above", "rank", "process"),
+    [
+        ("2026 ERROR worker_group.py:118 -- Worker 3 failed:\nray::X.next() (pid=7, ip=10.0.0.4, a=1)\n", 3, ""),
+        ("Worker 3 has failed.\nray::X.next() (pid=7, ip=10.0.0.4)\n", 3, ""),
+        ("ray::X.next() (pid=7, ip=10.0.0.4)\n(W pid=9, ip=10.0.0.5) step 9\n", UNKNOWN_RANK, "pid=7, ip=10.0.0.4"),
+        ("ray::X.next() (pid=7, ip=10.0.0.4)\nsomething else\n", UNKNOWN_RANK, ""),
+        ("Worker 3 failed:\nsomething else\n", UNKNOWN_RANK, ""),
+    ],
+)
+def test_frames_below_a_task_of_ray_belong_to_its_process(
+    scanner: Scanner, above: str, rank: int, process: str
+) -> None:
+    stream = Stream(scanner, "x", UNKNOWN_RANK)
+    text = f'{above}  File "a.py", line 3, in f\n    f(x)\nValueError: x\n'.encode()
+    (raised,) = (e for e in [*stream.feed(1.0, 0, text), *stream.flush(2.0)] if isinstance(e, Raised))
+    assert (raised.rank, raised.process) == (rank, process)
