@@ -1,0 +1,47 @@
+"""Facts about the loops of ranks: who has left its loop while the others are still in theirs."""
+
+from denpexd.core import cadence
+from denpexd.core.rule import Signal
+from denpexd.core.state import Answer, JobState, RankState, observed
+
+AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
+
+
+def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Has left its loop while another rank's loop is not over."""
+    others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.step is not None and s.moves > 1]
+    text = _shorter_loop(rank, others)
+    if text is not None:
+        return [observed(rank, now, text, signal.means, kind="log")]
+    if rank.step is None or rank.phase not in AFTER_LOOP or not rank.phase_evidence or _saves_midway(rank):
+        return []
+    early = [s for s in others if s.phase not in AFTER_LOOP and not any(e.event.code == 0 for e in s.exits)]
+    ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
+    over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
+    return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []
+
+
+def _saves_midway(rank: RankState) -> bool:
+    """It writes a checkpoint far from the end of its loop: it has not left it."""
+    return rank.phase == "checkpoint" and rank.total is not None and (rank.step or 0) + 1 < rank.total * 0.9
+
+
+def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
+    """What shows that this rank's loop is shorter than that of another one and has been left; None if nothing does."""
+    if rank.batches is not None:
+        longer = [n for s in others for n in (s.batches, (s.step or 0) + 1) if n is not None and n > rank.batches]
+        if longer:
+            return f"has {rank.batches} batches, others have {max(longer)}"
+        near = [s.total or 0 for s in others if (s.step or 0) + 1 >= rank.batches * 0.9]
+        if any(rank.batches < n <= rank.batches / 0.9 for n in near):  # a much longer one is counted over epochs
+            return f"has {rank.batches} batches, the loop of others is longer"
+    if rank.step is None:
+        return None
+    ahead = max((s.step for s in others if s.step is not None and s.epoch == rank.epoch), default=-1)
+    if rank.total is not None:
+        longer = [s.total for s in others if s.total is not None and s.total > rank.total]
+        if longer and (rank.step + 1 >= rank.total * 0.98 or ahead > rank.step):
+            return f"its loop has {rank.total} steps, that of others {max(longer)}"
+    if ahead > rank.step and any(e.event.code == 0 for e in rank.exits):
+        return f"ended with exit code 0 after step {rank.step}, others were at step {ahead}"
+    return None
