@@ -13,6 +13,7 @@ from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
 
+EXCHANGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
 ROW = 64  # elements in a row of a matrix of features, at least
 TOGETHER = 2.0  # seconds: two polls of the process table
 
@@ -136,13 +137,21 @@ def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
     found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
     for group, mine in _known(job, rank, now).items():
         others = [c.enqueued for r, c in _peers(job, group, now).items() if r != rank.rank and c.enqueued is not None]
-        if mine.enqueued is None or not others or mine.evidence is None:
+        if mine.enqueued is None or not others or mine.evidence is None or _exchanges(job, rank, mine, group, now):
             continue
         if mine.evidence.kind == "dump" and not flight_facts.keeps_waiting(job, rank, now):
             continue
         if mine.enqueued < min(others):
             found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _exchanges(job: JobState, rank: RankState, mine: Collective, group: str, now: float) -> bool:
+    """The group sends and receives in pairs, as pipeline stages do: each stage counts exchanges of its own number."""
+    told = [mine, *_peers(job, group, now).values()]
+    if not any(c.op for c in told):  # a status line of the group says no operation; another one of the rank may
+        told = [c for c in _known(job, rank, now).values() if c.op and c.seq == mine.seq]
+    return any(c.op in EXCHANGES for c in told)
 
 
 def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

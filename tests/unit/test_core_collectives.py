@@ -87,6 +87,14 @@ def test_whole_rows_of_one_width_are_one_tensor_of_another_length(world: World, 
     assert world.who("mismatch", what="rows") == []
 
 
+@pytest.mark.parametrize(("op", "last"), [("ALLREDUCE", [0]), ("RECV", [])])
+def test_the_numbers_of_pipeline_stages_are_not_compared(world: World, op: str, last: list[int]) -> None:
+    for rank, seq in enumerate(("4031", "8062", "8060", "4032")):
+        world.says(10.0, rank, "timeout", op=op, seq=seq)
+        world.says(10.1, rank, "timeout", pg="5", seq=seq, enq=seq)
+    assert world.who("behind") == last
+
+
 def test_of_nested_collectives_the_outermost_counts() -> None:
     world = World(2).stands(0, f"all_gather {C10D}", f"all_gather_object {C10D}", "f t.py")
     world.stands(1, f"broadcast {C10D}", f"all_gather_object {C10D}", "f t.py")
