@@ -6,7 +6,7 @@ from denpexd.core import cadence
 from denpexd.core.events import Want
 from denpexd.core.state import JobState
 
-BACK_OFF = (5.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+BACK_OFF = (5.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)  # on a busy node a look may fail or be torn
 QUERIES, APART = 2, 12.0  # of RAS in one standstill: what two answers agree on stands still
 SLOWER = (1.5, 15.0)  # times as long a step as before, for so many seconds
 GPUS_EVERY = 120.0  # seconds between two questions about the state of the GPUs
@@ -55,8 +55,8 @@ class Asking:
         self._looks += 1
 
     def _dumps(self, now: float, silence: float) -> Iterator[Want]:
-        """Once in a standstill, when two looks have found it unchanged: a rank that writes its dump works for us."""
-        if self._looks > 2 and not self._dumped:
+        """Once in a standstill, when some looks have found it unchanged: a rank that writes its dump works for us."""
+        if self._looks > 3 and not self._dumped:
             self._dumped = True
             yield Want(now, "dumps", (), f"no progress for {silence:.0f} s")
 
