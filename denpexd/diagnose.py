@@ -35,7 +35,7 @@ from denpexd.ingest.finished import Finished, find
 from denpexd.merge import PLACE, SETTLED, Told, merged
 from denpexd.notify.text import one_line, rank_words
 from denpexd.replay import Replayed
-from denpexd.scan.engine import EngineFactory, choose_engine
+from denpexd.scan.engine import choose_engine
 from denpexd.scan.stream import Scanner, Stream
 from denpexd.scan.times import Stamp, resolve
 from denpexd.scan.times import find as find_stamp
@@ -108,10 +108,10 @@ class Diagnosis:
     `coverage`: what the last call of `paths` has read.
     """
 
-    def __init__(self, catalog: Catalog, *, engine: EngineFactory | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, catalog: Catalog, *, clock: Clock | None = None) -> None:
         self._catalog, self._clock = catalog, clock or SystemClock()
         logs = [s for s in catalog.signals.values() if s.kind == "log"]
-        self._scanner = Scanner(logs, engine or choose_engine())
+        self._scanner = Scanner(logs, choose_engine())
         self._quiet = frozenset(s.id for s in logs if s.role in QUIET_ROLES)
         self.coverage = Coverage()
 

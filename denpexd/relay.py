@@ -176,7 +176,7 @@ class Relay:
         self.writers = {}
 
 
-def start(spool_dir: Path, streams: Mapping[str, int], *, max_bytes: int = MAX_BYTES) -> Relay:
+def start(spool_dir: Path, streams: Mapping[str, int]) -> Relay:
     """Start one relay for the given outputs (name -> descriptor, as {"stdout": 1, "stderr": 2}), in its own session.
 
     The copies are `spool_dir/<name>.log`. The relay ends when every process that holds a writer is gone. OSError if
@@ -186,7 +186,7 @@ def start(spool_dir: Path, streams: Mapping[str, int], *, max_bytes: int = MAX_B
     import subprocess
 
     spool_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = [sys.executable, "-I", "-S", __file__, "--max-bytes", str(max_bytes)]
+    arguments = [sys.executable, "-I", "-S", __file__]
     readers: list[int] = []
     writers: dict[str, int] = {}
     spools = {name: spool_dir / f"{name}.log" for name in streams}

@@ -131,7 +131,7 @@ def _of_signal(rule: Rule, name: str, signal: Signal) -> Iterator[Mutant]:
         return Mutant(f"signal {name}: {clause}", (*trail, key), changed, True, seen, changed={signal.id: other})
 
     if signal.exclude is not None:
-        mutant = weaker("except", "except", exclude=None, exclude_pattern=None)
+        mutant = weaker("except", "except", exclude=None)
         yield replace(mutant, seen=frozenset(), heard_anew=signal.kind == "log")
     if signal.count > 1:
         yield weaker(f"count {signal.count}", "count", count=1)

@@ -50,10 +50,6 @@ class Packs:
         """Every mistake, pack by pack."""
         return tuple(error for state in self.states for error in state.errors)
 
-    def pack_of(self, path: str) -> str:
-        """The name of the pack that a file belongs to."""
-        return next((s.pack.name for s in self.states if _within(path, s.pack.folder)), "")
-
 
 Installed = Callable[[], Sequence[EntryPoint]]
 

@@ -37,7 +37,6 @@ class Signal:
     role: str | None = None
     pattern: str | None = None
     matcher: Matcher | None = None
-    exclude_pattern: str | None = None
     exclude: Matcher | None = None
     count: int = 1
     about: str | None = None

@@ -25,11 +25,6 @@ class Cursor:
         self.full = False
         self._head = self._mark = self._line_mark = b""
 
-    @property
-    def recognisable(self) -> bool:
-        """Enough was read to tell this content from another."""
-        return bool(self._head)
-
     def position(self, path: str, identity: Identity) -> Position:
         """The beginning of the last line that has no end yet."""
         return Position(path, *identity, self._line, signature(self._head), signature(self._line_mark))

@@ -81,7 +81,6 @@ class Discovery:
         self._result: list[Found] = []
         self.errors: list[str] = []
         self.directories: set[str] = set()  # where a change matters: for the Waker
-        self.skipped = 0  # files left out by their name in the last scan (archives, checkpoints, ...)
 
     def _bound(self, text: str) -> str:
         return text.replace("{job}", re.sub(r"([*?\[])", r"[\1]", self._job)) if self._job else text
@@ -91,7 +90,7 @@ class Discovery:
         self._scans += 1
         if self._settled and self._scans % _FULL and all(mark(path) == seen for path, seen in self._marks.items()):
             return list(self._result)
-        self.errors, self.skipped = [], 0
+        self.errors = []
         walk = Walk(self._say)
         sources = self._sources(walk)
         if len(sources) > self._limit:
@@ -145,17 +144,12 @@ class Discovery:
                 yield match, str(path.parent), None
             return
         for match in walk.files(template):
-            if _BINARY.search(match.path):
-                self.skipped += 1
-            elif template.match(match.path) is not None:
+            if not _BINARY.search(match.path) and template.match(match.path) is not None:
                 yield match, template.base, template
 
     def _looks_like_a_log(self, path: str) -> bool:
         name = path.rpartition("/")[2]
-        if _BINARY.search(name):
-            self.skipped += 1
-            return False
-        if name in _NOT_LOGS:
+        if _BINARY.search(name) or name in _NOT_LOGS:
             return False
         if _LOG.search(name):
             return True

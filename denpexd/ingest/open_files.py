@@ -26,26 +26,23 @@ class Owner(Protocol):
     def take_descriptor(self) -> int: ...
 
 
+_REMEMBERED = 16384  # positions that rotation left
+
+
 class OpenFiles:
-    """At most `limit` descriptors are open (least recently used first out); `remember` positions left by rotation.
+    """At most `limit` descriptors are open (least recently used first out).
 
     `positions`: what was saved in an earlier run, found again by identity under whatever name a file has now.
     """
 
-    def __init__(self, positions: Iterable[Position] = (), *, limit: int = 1024, remember: int = 16384) -> None:
+    def __init__(self, positions: Iterable[Position] = (), *, limit: int = 1024) -> None:
         self.lock = threading.RLock()
-        self.evictions = 0
-        self._limit, self._remember = max(1, limit), remember
+        self._limit = max(1, limit)
         self._owners: dict[Identity, Owner] = {}
         self._open: OrderedDict[int, Owner] = OrderedDict()
         self._left: OrderedDict[Identity, Position] = OrderedDict((p.identity, p) for p in positions)
         self._fresh: list[Position] = []
         self._listings: OrderedDict[str, tuple[int, dict[int, str]]] = OrderedDict()
-
-    @property
-    def open_count(self) -> int:
-        """Descriptors open now."""
-        return len(self._open)
 
     def enter(self, owner: Owner) -> None:
         """The owner is about to use its descriptor: it cannot be evicted until `leave`."""
@@ -78,7 +75,6 @@ class OpenFiles:
         if excess <= 0:
             return []
         chosen = [key for key, other in self._open.items() if not other.busy][:excess] if excess > 1 else self._oldest()
-        self.evictions += len(chosen)
         return [self._open.pop(key).take_descriptor() for key in chosen]
 
     def _oldest(self) -> list[int]:
@@ -118,7 +114,7 @@ class OpenFiles:
             self._left[position.identity] = position
             self._left.move_to_end(position.identity)
             self._fresh.append(position)
-            while len(self._left) > self._remember:
+            while len(self._left) > _REMEMBERED:
                 self._left.popitem(last=False)
 
     def recall(self, identity: Identity) -> Position | None:

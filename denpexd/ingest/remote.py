@@ -64,22 +64,16 @@ class Mounts:
             at = Path("/") if target.is_absolute() else at
 
 
-def is_remote(path: str | Path) -> bool:
-    """Does the path lie where a read may block (NFS, Lustre, FUSE, ...)? For many paths make one `Mounts`."""
-    return Mounts().remote(path) is not None
-
-
 class RemoteReader:
     """Runs blocking work on the thread of its mount point; `timeout` in seconds of the clock.
 
     Give remote tails an OpenFiles of their own, so that a hung mount cannot hold its lock against local files.
     """
 
-    def __init__(self, clock: Clock, *, timeout: float = 10.0, chunk: int = CHUNK) -> None:
-        self._clock, self._timeout, self._chunk = clock, timeout, chunk
+    def __init__(self, clock: Clock, *, timeout: float = 10.0) -> None:
+        self._clock, self._timeout = clock, timeout
         self._threads: dict[str, _MountThread] = {}
         self._pending: dict[Tail, asyncio.Future[TailRead]] = {}
-        self.timeouts = 0
 
     async def read_remote(self, tail: Tail, mount: str) -> TailRead:
         """As `Tail.read`; "unreadable" if the mount does not answer in time. A late answer comes with the next call."""
@@ -118,13 +112,11 @@ class RemoteReader:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             limit.cancel()
-        if not work.done():
-            self.timeouts += 1
         return work.done()
 
     def _thread(self, mount: str) -> "_MountThread":
         if mount not in self._threads:
-            self._threads[mount] = _MountThread(mount, self._chunk)
+            self._threads[mount] = _MountThread(mount)
         return self._threads[mount]
 
     def _buffer(self, mount: str) -> memoryview:
@@ -134,8 +126,8 @@ class RemoteReader:
 class _MountThread(Executor):
     """One daemon thread and its read buffer (ThreadPoolExecutor's threads are joined at exit, even hung ones)."""
 
-    def __init__(self, mount: str, chunk: int) -> None:
-        self.buffer = new_buffer(chunk)
+    def __init__(self, mount: str) -> None:
+        self.buffer = new_buffer(CHUNK)
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"denpexd-read {mount}", daemon=True).start()
 

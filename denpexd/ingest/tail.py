@@ -18,6 +18,7 @@ from denpexd.ingest.positions import SPAN, Identity, Position
 CHUNK = 262144
 _CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: file times are coarse
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
+_LINGER = 10.0  # seconds for which a deleted file, or one whose successor is still empty, is kept open for late writes
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -51,17 +52,14 @@ class Tail:
     """One file under one name. Does nothing until `read`, and knows nothing of lines beyond where they begin.
 
     `history`: what stands in the file when it is first opened, and has no saved position, was there before us.
-    `linger`: seconds for which a deleted file, or one whose successor is still empty, is kept open for late writes.
     """
 
-    def __init__(
-        self, path: Path, position: Position | None, *, files: OpenFiles, history: bool, linger: float = 10.0
-    ) -> None:
+    def __init__(self, path: Path, position: Position | None, *, files: OpenFiles, history: bool) -> None:
         self.path = path
         self.busy = False
         self.error: str | None = None
         self.lost = 0  # bytes that were seen by `stat` and were gone before they were read
-        self._files, self._history, self._linger = files, history, linger
+        self._files, self._history = files, history
         self._fd = -1
         self._saved = position  # not yet compared with the file
         self._identity: Identity | None = position.identity if position else None
@@ -187,7 +185,7 @@ class Tail:
             self._quiet_since = now
         if data or self._at.full:
             return self._told(data, more=True)
-        quiet = now - self._quiet_since >= self._linger
+        quiet = now - self._quiet_since >= _LINGER
         if named is None:
             if quiet and ours.st_nlink == 0:
                 self._let_go()

@@ -39,8 +39,8 @@ _EVENTS: list[type[FileSystemEvent]] = [
 class Waker:
     """Wakes the loop it is made in. `enabled=False`: polling only. `keep` touched paths at most, `directories` watched.
 
-    Counters: `overflows` (events lost), `dead` (watches or the observer died), `touches`. `polling` says why there
-    is no or not everywhere a watch ("" if all is well).
+    Counters: `overflows` (events lost), `dead` (watches or the observer died). `polling` says why there is no
+    or not everywhere a watch ("" if all is well).
     """
 
     def __init__(self, clock: Clock, *, enabled: bool = True, keep: int = 4096, directories: int = 512) -> None:
@@ -55,7 +55,7 @@ class Waker:
         self._lock = threading.Lock()
         self._touched: set[str] = set()
         self._everything = False
-        self.overflows = self.dead = self.touches = 0
+        self.overflows = self.dead = 0
         self.polling = "" if enabled else "switched off"
         self._observer = self._start() if enabled else None
 
@@ -120,7 +120,6 @@ class Waker:
         """Something happened to these paths (any thread)."""
         with self._lock:
             quiet = not self._touched and not self._everything
-            self.touches += 1
             if len(self._touched) >= self._keep:
                 self._everything = True
             else:

@@ -9,17 +9,17 @@ UNEQUAL = "What is not the same for all ranks"
 _MOST = 8
 
 
-def changes(verdict: Mapping[str, object], most: int = _MOST) -> tuple[list[str], list[str]]:
+def changes(verdict: Mapping[str, object]) -> tuple[list[str], list[str]]:
     """Differences from the last good run, and among the ranks; both empty where nothing is known of the start."""
     found = verdict.get("changed")
     if not isinstance(found, Mapping):
         return [], []
     since = found.get("since")
-    told = _texts(found, "differences", most)
+    told = _texts(found, "differences", _MOST)
     if isinstance(since, Mapping):
         when = " ".join(filter(None, [_attempt(since), one_line(since.get("at"))]))
         told = told or [f"nothing that was recorded ({when})"]
-    return told, _texts(found, "unequal", most)
+    return told, _texts(found, "unequal", _MOST)
 
 
 def short(verdict: Mapping[str, object]) -> list[str]:

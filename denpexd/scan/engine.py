@@ -30,20 +30,17 @@ class Engine(Protocol):
 EngineFactory = Callable[[Sequence[str]], Engine]
 
 
-def choose_engine(prefer: str = "auto") -> EngineFactory:
+def choose_engine() -> EngineFactory:
     """The engine to use: hyperscan where it is installed and passes its self-test, else re2; says which and why.
 
-    `prefer`: "auto", "hyperscan" or "re2". The self-test runs once in a child process (some 0.2 s), so that a broken
+    The self-test runs once in a child process (some 0.2 s), so that a broken
     wheel or a missing CPU feature cannot take the daemon down.
     """
     from denpexd.scan.re2_engine import Re2Engine
 
-    if prefer == "re2":
-        log.info("scan engine: re2 (asked for)")
-        return Re2Engine
     why = _hyperscan_unusable()
     if why is not None:
-        log.log(logging.WARNING if prefer == "hyperscan" else logging.INFO, "scan engine: re2 (%s)", why)
+        log.info("scan engine: re2 (%s)", why)
         return Re2Engine
     from denpexd.scan.hyperscan_engine import HyperscanEngine
 

@@ -122,11 +122,6 @@ class Scanner:
         return [(start + position, self._first_progress + number) for position, number in steps]
 
 
-def built_in_names(line: str) -> set[str]:
-    """The built-in patterns that a line matches."""
-    return {name for name, matcher in _MATCHERS.items() if matcher.search(line) is not None}
-
-
 def present(groups: dict[str, str | None]) -> dict[str, str]:
     """The captures that took part in a match."""
     return {name: value for name, value in groups.items() if value is not None}

@@ -42,13 +42,11 @@ class Stream:
         source: str,
         rank: int = UNKNOWN_RANK,
         *,
-        job: str = "",
         interleaved: bool | None = None,
         max_line: int = 65536,
     ) -> None:
-        self.source, self.rank, self.job = source, rank, job
+        self.source, self.rank = source, rank
         self.truncated_lines = 0
-        self.dropped_hits = 0
         self._scanner, self._interleaved, self._max_line = scanner, interleaved, max(max_line, 256)
         self._prefixes = PrefixReader(rank)
         self._launcher = LauncherReader(rank, source)
@@ -277,8 +275,6 @@ class Stream:
         elif told < _MOST_HITS_OF_ONE and sum(self._counts.values()) < _MOST_HITS:
             self._counts[signal.id] = told + 1
             self._emit([hit])
-        else:
-            self.dropped_hits += 1
 
     def _built_in(self, number: int, line: Line, kept: set[str], above: bytes) -> None:
         """A launcher's line, or the first line of a block unless an open block (`kept`) has taken it."""

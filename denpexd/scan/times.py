@@ -154,7 +154,6 @@ class Axis:
     offsets: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     moves: list[int] = field(default_factory=list)
-    dated: bool = False  # some line carried a whole date
 
     NEAR = 64 << 10  # bytes behind a timestamp within which it still tells the time
 
@@ -204,7 +203,7 @@ def resolve(stamps: Sequence[tuple[int, Stamp]], moves: Sequence[int], reference
         shift = _DAY * round((times[-1] - reference) / _DAY)
         times = [t - shift for t in times]
     kept = _rising(times)
-    return Axis([offsets[k] for k in kept], [times[k] for k in kept], list(moves), dated is not None)
+    return Axis([offsets[k] for k in kept], [times[k] for k in kept], list(moves))
 
 
 def _complete(stamp: Stamp, near: float, day_first: bool) -> float:

@@ -46,7 +46,6 @@ def test_a_bad_file_harms_neither_its_pack_nor_another(tmp_path: Path) -> None:
     ]
     assert {error.path for error in found["one"].errors} == {str(bad)}
     assert "there is no such folder" in str(found["none"].errors[0])
-    assert packs.pack_of(str(bad)) == "one"
 
 
 def test_an_id_belongs_to_the_pack_that_came_first(tmp_path: Path) -> None:

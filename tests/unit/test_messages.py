@@ -21,7 +21,6 @@ from denpexd.core.raised import chain_matches
 from denpexd.core.rule import Catalog, Signal
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.prefixes import PrefixReader
-from denpexd.scan.scanner import built_in_names
 from denpexd.scan.stream import Scanner, Stream
 
 MESSAGES = yaml.safe_load((Path(__file__).parents[1] / "data" / "messages.yaml").read_text())
@@ -59,7 +58,14 @@ def understood(line: str) -> set[str]:
         prefixes.sample(f"{line}\n".encode())
     if any(piece.rank >= 0 or piece.fields or piece.outer for piece in prefixes.read(line.encode())):
         found.add("rank")
-    return found | {"block" for name in built_in_names(line) if name != "exception"}
+    return found | {"block" for name in _built_in(line) if name != "exception"}
+
+
+def _built_in(line: str) -> Iterator[str]:
+    for _, _, ids in scanner().named(line.encode(), whole=True):
+        for number in ids:
+            if scanner().signal(number) is None and (known := scanner().built_in(number, line)) is not None:
+                yield known[0]
 
 
 def _names(event: Event) -> Iterator[str]:
