@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 LEARN_FROM = 3  # gaps needed before a rhythm counts as learned
-UNLEARNED_LOOK = 60.0  # first look at a job that has never moved
+UNLEARNED = 1.5  # times as long a silence before a page as long as no rhythm is known
 BUDGETS = {
     "start": 1200.0,
     "init": 1200.0,
@@ -90,13 +90,17 @@ class Rhythm:
 
 
 def suspicion(limits: Limits, usual: float | None) -> float:
-    """Silence after which a cheap look is worth it."""
-    return UNLEARNED_LOOK if usual is None else max(limits.min_look, limits.look_factor * usual)
+    """Silence after which a cheap look is worth it: never later than a page could be due."""
+    if usual is None:
+        return limits.min_silence
+    return max(limits.min_look, min(limits.look_factor * usual, page(limits, usual)))
 
 
 def page(limits: Limits, usual: float | None) -> float:
     """Silence below which nothing about a hang is said, whatever the stacks show."""
-    return max(limits.min_silence, limits.page_factor * (usual or 0.0))
+    if usual is None:
+        return UNLEARNED * limits.min_silence
+    return max(limits.min_silence, limits.page_factor * usual)
 
 
 def budget(limits: Limits, phase: str, rhythm: Rhythm) -> float:

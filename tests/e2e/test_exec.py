@@ -221,7 +221,8 @@ def test_exec_explains_a_crash_of_real_ranks_and_returns_torchruns_code(stories:
 
 @torch
 def test_torchrun_under_exec_ends_at_sigterm_as_it_does_alone(stories: Any) -> None:
-    assert stories["terminated under exec"].code == 1
+    # 1, as a rule; torch's own threads may make torchrun abort while it is torn down, alone as well as under exec.
+    assert stories["terminated under exec"].code in (1, 128 + signal.SIGABRT)
 
 
 @torch
@@ -229,7 +230,8 @@ def test_ctrl_c_at_a_terminal_ends_torchrun_under_exec(stories: Any) -> None:
     run = stories["interrupted at a terminal"]
 
     assert run.code == 1
-    assert b"KeyboardInterrupt" in run.printed
+    # Which of the two torchrun prints depends on what it does when the signal comes.
+    assert b"KeyboardInterrupt" in run.printed or b"got signal: 2" in run.printed
 
 
 @torch

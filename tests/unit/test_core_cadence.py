@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from denpexd.core.cadence import UNLEARNED_LOOK, Limits, Rhythm, budget, page, suspicion
+from denpexd.core.cadence import Limits, Rhythm, budget, page, suspicion
 
 LIMITS = Limits()
 
@@ -47,19 +47,18 @@ def test_the_time_of_a_step_is_the_gap_divided_by_the_steps_in_it() -> None:
     assert rhythm(50.0, 50.0, 50.0).step_seconds is None
 
 
-def test_a_job_that_never_moved_is_looked_at_after_a_minute() -> None:
-    assert suspicion(LIMITS, None) == UNLEARNED_LOOK == 60.0
-
-
-@pytest.mark.parametrize(("usual", "look", "tell"), [(0.1, 5.0, 30.0), (2.0, 16.0, 30.0), (20.0, 160.0, 100.0)])
-def test_looks_are_early_and_pages_late(usual: float, look: float, tell: float) -> None:
+@pytest.mark.parametrize(
+    ("usual", "look", "tell"),
+    [(0.1, 5.0, 30.0), (2.0, 16.0, 30.0), (5.0, 30.0, 30.0), (20.0, 100.0, 100.0), (None, 30.0, 45.0)],
+)
+def test_looks_are_early_and_pages_late(usual: float | None, look: float, tell: float) -> None:
     assert suspicion(LIMITS, usual) == look
     assert page(LIMITS, usual) == tell
 
 
-def test_nothing_is_paged_before_the_shortest_silence_where_no_rhythm_is_known() -> None:
-    assert page(LIMITS, None) == 30.0
-    assert page(Limits(min_silence=7.0), None) == 7.0
+def test_the_shortest_silence_sets_the_pace_where_no_rhythm_is_known() -> None:
+    short = Limits(min_silence=8.0)
+    assert (suspicion(short, None), page(short, None)) == (8.0, 12.0)
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint"])

@@ -142,11 +142,11 @@ def test_a_suspicion_that_was_wrong_is_forgotten_and_the_next_counts_anew(run: R
     assert 38.0 in times
 
 
-def test_a_job_that_prints_nothing_yet_is_looked_at_after_a_minute(run: Run) -> None:
-    run.until(59)
+def test_a_job_that_prints_nothing_yet_is_looked_at_after_half_a_minute(run: Run) -> None:
+    run.until(29)
     assert run.wants == []
-    run.until(60)
-    assert [want.t for want in run.wants if want.kind == "stacks"] == [60.0]
+    run.until(30)
+    assert [want.t for want in run.wants if want.kind == "stacks"] == [30.0]
 
 
 def test_an_exception_asks_for_the_state_of_its_process(run: Run) -> None:
