@@ -14,8 +14,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (group e2e)"),
 ]
 
-# Seconds from the last line to the alert. 30 where the daemon has learned the job's rhythm; on a loaded machine the job may
-# stand before a daemon is there, so that no rhythm is known, and the page comes after 45.
+# Seconds from the last line to the alert. 30 where the daemon has learned the job's rhythm; on a loaded machine the job
+# may stand before a daemon is there, so that no rhythm is known, and the page comes after 45.
 LIMIT = 60.0
 
 
