@@ -15,8 +15,7 @@ from denpexd.catalog.examples import ExampleResult, difference, result_of
 from denpexd.catalog.mutants import Mutant, mutants
 from denpexd.core.events import Hit
 from denpexd.core.incident import superseded
-from denpexd.core.index import TIMED, used_signals
-from denpexd.core.rule import Catalog, Correlation, Example, Rule, Signal
+from denpexd.core.rule import TIMED, Catalog, Correlation, Example, Rule, Signal, used_signals
 from denpexd.errors import DenpexdError
 
 Verdicts = Sequence[Mapping[str, object]]

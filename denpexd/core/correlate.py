@@ -29,10 +29,9 @@ from denpexd.core.events import (
     Want,
 )
 from denpexd.core.flight import Dump
-from denpexd.core.index import Index
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
-from denpexd.core.rule import Catalog
+from denpexd.core.rule import Catalog, Index
 from denpexd.core.speaker import Matches, Speaker
 from denpexd.core.state import JobState
 

@@ -10,7 +10,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.incident import Incident, ranks_text
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
-from denpexd.core.standing import groups
+from denpexd.core.stands import groups
 from denpexd.core.state import JobState
 
 MAX_EVIDENCE = 12

@@ -7,12 +7,12 @@ whoever showed it first started it, everyone else is a victim.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from denpexd.core import operations, sizes
+from denpexd.core import operations
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
-from denpexd.core.rule import Correlation, Role, Rule, Signal
+from denpexd.core.rule import Correlation, Role, Rule, Signal, fits, free_ranks
 from denpexd.core.startup import ABSENT
 from denpexd.core.state import JobState, RankState
 from denpexd.core.support import leading, support
@@ -168,8 +168,8 @@ def _correlated(
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()
     for role in want.roles:
-        found = _members(role, signals, job, sizes.free(role.ranks, universe, taken), now, want.window, limits)
-        if found is None or not sizes.fits(role.ranks, len(found), len(universe), universe, taken):
+        found = _members(role, signals, job, free_ranks(role.ranks, universe, taken), now, want.window, limits)
+        if found is None or not fits(role.ranks, len(found), len(universe), universe, taken):
             return None
         if role.ranks == "few" and len(found) > len(universe) / 2:
             found = {}
@@ -285,7 +285,7 @@ def _confirmed(
     sure = True
     for role in want.confirm:
         found = _members(role, signals, job, universe, now, want.window, limits)
-        if found is None or not sizes.fits(role.ranks, len(found), len(universe), universe, set()):
+        if found is None or not fits(role.ranks, len(found), len(universe), universe, set()):
             sure = False
         else:
             extra += [e for es in found.values() for e in es]

@@ -1,10 +1,13 @@
-"""Exceptions that a rank raised, as facts."""
+"""Exceptions that a rank raised, as facts, and what had run full when it did: never a failure by itself."""
 
 from denpexd.core import cadence
 from denpexd.core.evidence import Evidence
 from denpexd.core.records import RaisedBy
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
+
+AFTER = 15.0  # seconds for which what was full still explains a failure: its end is noticed late
+BEFORE = 5.0  # seconds by which it may be noticed after the failure that it led to
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -47,3 +50,17 @@ def of_exception(rank: int, known: RaisedBy, text: str, means: str) -> Evidence:
     event, weight = known.event, "fatal" if known.event.uncaught else "suspect"
     at = (rank, "log", event.source, event.offset, event.t)
     return Evidence(*at, text, means, seq=known.seq, weight=weight, history=event.history)
+
+
+def exhausted(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Something (`what`) was full on the node of the rank at the time at which it raised an exception or went."""
+    what = str(signal.params.get("what", ""))
+    known = rank.states.get(f"exhausted {what}")
+    if known is None:
+        return []
+    eased = rank.states.get(f"eased {what}")
+    until = eased.t if eased is not None and eased.t > known.t else float("inf")
+    failed = [r.event.t for r in rank.raised if not r.collateral] + [e.event.t for e in rank.exits]
+    if not any(known.t - BEFORE <= t <= until + AFTER for t in failed):
+        return []
+    return [known.saying(signal.means)]

@@ -1,11 +1,15 @@
-"""A rule as the core sees it: frozen, compiled, without YAML.
+"""A rule as the core sees it, frozen, compiled, without YAML; and which rules look at what.
 
 `catalog/load.py` makes these from files. Patterns arrive as Matcher objects, so the core knows no regex engine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from denpexd.core.events import UNKNOWN_RANK
+
+TIMED = frozenset({"stalled", "silent", "worked_on", "dump"})  # facts that time alone can make true
 
 
 class Match(Protocol):
@@ -161,3 +165,60 @@ class Catalog:
     rules: Mapping[str, Rule]
     signals: Mapping[str, Signal]
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+def free_ranks(size: str, universe: Sequence[int], taken: Collection[int]) -> list[int]:
+    """The ranks that a role of that size may take; `somewhere` takes none away, so it looks at all and the launcher."""
+    if size == "launcher":
+        return [UNKNOWN_RANK]
+    return [*universe, UNKNOWN_RANK] if size == "somewhere" else [r for r in universe if r not in taken]
+
+
+def fits(size: str, count: int, world: int, universe: Sequence[int], taken: Collection[int]) -> bool:
+    """Whether `count` ranks of a world of that many are what a role of that size asks for."""
+    if size in ("one", "none"):
+        return count == (size == "one")
+    if size == "minority":
+        return 1 <= count <= world / 2
+    if size == "majority":
+        return count > world / 2
+    if size == "rest":
+        return count == len([r for r in universe if r not in taken])
+    return count >= 1 or size in ("maybe", "few", "launcher")  # any, all, somewhere: at least one
+
+
+class Index:
+    """The rules of a catalogue by the signals, facts and stacks they depend on."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.timed: set[str] = set()  # rules about silence: judged at every tick
+        self.kernel: set[str] = set()  # rules about lines of the kernel
+        self._by_signal: dict[str, set[str]] = {}
+        self._by_fact: dict[str, set[str]] = {}
+        for rule in catalog.rules.values():
+            for signal_id in used_signals(rule):
+                signal = catalog.signals[signal_id]
+                self._by_signal.setdefault(signal_id, set()).add(rule.id)
+                if signal.kind != "log":
+                    self._by_fact.setdefault(signal.fact or "frame", set()).add(rule.id)
+                if signal.role == "kernel" or signal.fact == "xid":
+                    self.kernel.add(rule.id)
+                if signal.fact in TIMED or (signal.fact == "told_to_stop" and "for" in signal.params):
+                    self.timed.add(rule.id)
+
+    def signal(self, signal_id: str) -> set[str]:
+        """Rules that look at this signal."""
+        return self._by_signal.get(signal_id, set())
+
+    def facts(self, *names: str) -> set[str]:
+        """Rules that look at one of these facts ("frame": at a stack)."""
+        return {rule for name in names for rule in self._by_fact.get(name, ())}
+
+
+def used_signals(rule: Rule) -> set[str]:
+    """Ids of all signals a rule looks at, shared ones included."""
+    used = {s.id for s in rule.signals.values()}
+    if rule.correlation:
+        for role in (*rule.correlation.roles, *rule.correlation.confirm):
+            used |= {*role.all_of, *role.none_of, *(name for group in role.any_of for name in group)}
+    return used

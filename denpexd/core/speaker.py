@@ -10,15 +10,18 @@ from denpexd.core.incident import (
     DEGRADATION_OVER,
     QUIET,
     Incident,
+    Moment,
     best,
+    comes_again,
     due,
     essence,
     make_key,
+    moved_on,
+    ready,
     superseded,
 )
 from denpexd.core.match import Candidate
 from denpexd.core.rule import Rule
-from denpexd.core.settling import Moment, comes_again, moved_on, ready
 from denpexd.core.state import JobState
 
 

@@ -1,7 +1,9 @@
-"""Where a rank stands: what its newest stacks say, and for how long they count."""
+"""Where a rank stands: what its newest stacks say, for how long they count, and who stands at the same place."""
 
 import re
+import sys
 from collections import Counter
+from collections.abc import Sequence
 
 from denpexd.core import cadence
 from denpexd.core.events import Frame
@@ -15,12 +17,14 @@ COLLECTIVE = re.compile(
     r"(?:(?:monitored_)?barrier|(?:all_reduce|all_gather|broadcast|reduce|gather|scatter|all_to_all)\w*) "
     r"(?:torch/distributed/distributed_c10d\.py|deepspeed/comm/\S+|horovod/\S+)"
 )
-
 WAITING = re.compile(
     r" (?:torch/distributed/|deepspeed/(?:comm|runtime)/|horovod/|accelerate/|megatron/core/|colossalai/)|"
     r"(?:_engine_run_backward|backward) torch/|(?:_sync_buffers|_sync_module_buffers|_distributed_broadcast_coalesced) "
     r"torch/nn/parallel/| torch/nn/modules/_functions\.py"
 )
+MOST_GROUPS = 16
+_NAMELESS = re.compile(r"\.<locals>\.<\w+>")  # a comprehension, as py-spy and Python 3.11 name it
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in uninterruptible sleep"}
 
 
 def counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
@@ -118,3 +122,58 @@ def busy(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
     f, top = last.frames, last.frames.frames[0]
     text = f"{top.function} ({top.path}:{top.line})"
     return [Evidence(rank.rank, "stack", f.source or f.kind, f.offset, f.t, text, signal.means, seq=last.seq)]
+
+
+def groups(job: JobState) -> list[dict[str, object]]:
+    """Ranks with equal stacks, the smallest groups first: `ranks`, `at`, `under` (innermost own code), `state`.
+
+    Only looks that were made since the rank moved last. At most MOST_GROUPS; the largest groups are always among them.
+    """
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number, rank in sorted(job.ranks.items()):
+        look = _look(job, rank) if number >= 0 else None
+        if look is not None:
+            found.setdefault((look.frames.frames, _state(rank, look)), []).append(number)
+    largest = sorted(found.items(), key=lambda group: (-len(group[1]), group[1]))[:MOST_GROUPS]
+    told = []
+    for (frames, state), ranks in reversed(largest):
+        assert isinstance(frames, tuple)
+        told.append({"ranks": ranks, "at": _at(frames), "under": _under(frames), "state": state})
+    return told
+
+
+def _look(job: JobState, rank: RankState) -> Snapshot | None:
+    fresh = [
+        s
+        for s in rank.snapshots.values()
+        if s.frames.frames and s.frames.t >= rank.moved_t and s.frames.kind != "traceback"
+    ]
+    newest = max(fresh, key=lambda s: s.frames.t, default=None)
+    return None if newest is None or job.moved_on(rank, newest.frames.t) else newest
+
+
+def _state(rank: RankState, look: Snapshot) -> str:
+    state = _STATES.get(look.frames.state or "")
+    if state is None and "frozen" in rank.states and rank.states["frozen"].t >= rank.moved_t:
+        state = "stopped"
+    return state or ("has not moved between two looks" if look.steady else "")
+
+
+def _at(frames: Sequence[Frame]) -> str:
+    """The collective that the program called, where it stands in one; else the innermost frame."""
+    called = [frame for frame in frames if COLLECTIVE.fullmatch(frame.canonical)]
+    return _place(called[-1] if called else frames[0])
+
+
+def _under(frames: Sequence[Frame]) -> str:
+    """The innermost frame of the program's own code; "" where the stack holds none."""
+    return _NAMELESS.sub("", next((_place(frame) for frame in frames if _is_own(frame.path)), ""))
+
+
+def _is_own(path: str) -> bool:
+    """Own code has only its file name left, see scan.frames; so have modules of the standard library."""
+    return path.endswith(".py") and "/" not in path and path.removesuffix(".py") not in sys.stdlib_module_names
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.function} ({frame.path}:{frame.line})" if frame.line else f"{frame.function} ({frame.path})"

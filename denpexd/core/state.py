@@ -16,8 +16,7 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.flight_verdict import Analysis
 from denpexd.core.numbers import Numbers, Series
 from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
-from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Dumped, Exited, Launch, RaisedBy, Round, Seen, Snapshot, Told
+from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Seen, Snapshot, Told
 from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
 

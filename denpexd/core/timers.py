@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.evidence import Evidence
-from denpexd.core.numbers import Place, Reading, Series, normal, value_of
+from denpexd.core.numbers import MAX_RANKS, Place, Reading, Series, counter, normal, value_of
 
 if TYPE_CHECKING:
     from denpexd.core.state import JobState

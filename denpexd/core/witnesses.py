@@ -5,12 +5,11 @@ from dataclasses import replace
 
 from denpexd.core.arrivals import Arrivals
 from denpexd.core.caught import weighed
-from denpexd.core.counters import MAX_RANKS, counter
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump
-from denpexd.core.processes import Processes
-from denpexd.core.records import Collective, Dumped, Exited, Launch, RaisedBy, Round, Snapshot
+from denpexd.core.numbers import MAX_RANKS, counter
+from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
 from denpexd.core.timers import Timers

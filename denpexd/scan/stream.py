@@ -6,7 +6,7 @@ were cut into reads changes nothing, except for progress, of which only the late
 """
 
 from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Hit
-from denpexd.core.processes import process_of
+from denpexd.core.records import process_of
 from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception, under_task
 from denpexd.scan.blocks import Opening

@@ -32,7 +32,7 @@ from denpexd.core.events import (
     Updated,
     Want,
 )
-from denpexd.core.index import used_signals
+from denpexd.core.rule import used_signals
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 

@@ -11,7 +11,7 @@ from denpexd.catalog.load import load
 from denpexd.core.correlate import Correlator
 from denpexd.core.events import UNKNOWN_RANK, Event, Hit, Joined, Raised, Tick, Want
 from denpexd.core.intake import Intake
-from denpexd.core.processes import MAX_SPEAKERS, Processes, process_of
+from denpexd.core.records import MAX_SPEAKERS, Processes, process_of
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import JobState
 

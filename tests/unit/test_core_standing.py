@@ -2,7 +2,7 @@
 
 from denpexd.core.events import Frame, Frames
 from denpexd.core.records import Snapshot
-from denpexd.core.standing import MOST_GROUPS, groups
+from denpexd.core.stands import MOST_GROUPS, groups
 from denpexd.core.state import JobState
 
 BARRIER = Frame("barrier", "torch/distributed/distributed_c10d.py", 4887)
