@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from denpexd import __version__
-from denpexd.cli_bundle import bundle
 from denpexd.cli_encyclopedia import explain, search
-from denpexd.cli_flight import flight
+from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
 from denpexd.errors import DenpexdError
 from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, whole, width
@@ -200,7 +199,7 @@ def notify() -> None:
 @CONFIG
 def notify_test(sink: str | None, config: Path | None) -> None:
     """Send a test message through every configured sink, or through SINK only."""
-    from denpexd.sinkcheck import send_test
+    from denpexd.notify.sinks import send_test
 
     results = asyncio.run(send_test(_settings(config, {}), sink))
     for name, wrong in results:

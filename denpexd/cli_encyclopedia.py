@@ -26,7 +26,7 @@ def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) ->
     import difflib
 
     from denpexd.catalog.xids import asked_for, xid_json, xid_text
-    from denpexd.entry import entry_json, entry_markdown, entry_text
+    from denpexd.encyclopedia import entry_json, entry_markdown, entry_text
 
     if (code := asked_for(failure)) is not None:
         click.echo(json.dumps(xid_json(code), ensure_ascii=False) if form == "json" else xid_text(code))

@@ -22,8 +22,7 @@ import yaml
 from denpexd.clock import FastClock
 from denpexd.demo_screen import Screen
 from denpexd.errors import CaseError, SettingsError
-from denpexd.playback import Playback, RecordedCollector, shortened
-from denpexd.receiver import Receiver
+from denpexd.playback import Playback, Receiver, RecordedCollector, shortened
 from denpexd.recording import Recording, read_case
 from denpexd.settings import Settings, load
 from denpexd.web.server import bind

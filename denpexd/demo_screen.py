@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from denpexd.core.events import Want
-from denpexd.receiver import Received
+from denpexd.playback import Received
 
 # A rank in the grid: the letter of its state, and its colour.
 STATES = {

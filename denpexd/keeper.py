@@ -6,6 +6,8 @@ bundle at a time, the latest of an incident only. What cannot be kept is counted
 
 import asyncio
 import logging
+import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,6 @@ from denpexd.bundle import Material, file_name, files
 from denpexd.clock import Clock
 from denpexd.core.events import Closed, Opened, Updated
 from denpexd.errors import SourceError
-from denpexd.ingest.context import around
 from denpexd.ingest.remote import Mounts, RemoteReader
 from denpexd.notify.text import items
 from denpexd.pipeline import Pipeline
@@ -29,6 +30,10 @@ _PRESET = 1  # of xz: a third larger than usual, ten times as fast
 _LAST = 10.0  # seconds for what is not written yet when the daemon ends
 
 Verdict = Mapping[str, object]
+
+BEFORE, AFTER = 8 << 10, 8 << 10
+LINES = 20
+_LONGEST = 2_000
 
 
 class Keeper:
@@ -142,3 +147,29 @@ class Keeper:
             )
             late.cancel()
         self._remote.close()
+
+
+def around(path: Path, offset: int, quoted: str) -> str:
+    """Some lines before and after the one at `offset`, which is marked; says so where it is no longer there.
+
+    Blocks as any read does. OSError: it cannot be read, or is no ordinary file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(0, "not a regular file", str(path))
+        start = max(0, offset - BEFORE)
+        data = os.pread(handle, offset - start + AFTER, start)
+    finally:
+        os.close(handle)
+    at = offset - start
+    above, rest = data[:at].split(b"\n"), data[at:].split(b"\n")
+    above = above[1:] if start else above  # only whole lines; the last one is empty where the quote begins a line
+    below = rest[1 : LINES + 1]
+    head = f"{path}, byte {offset}"
+    wanted = quoted.strip().split("\n")[0][:40].strip()
+    if wanted and wanted not in data.decode("utf-8", "replace"):
+        head += " (the quoted line no longer stands there: the file was rotated or written anew)"
+    first = (above[-1] if above else b"") + rest[0]
+    lines = [*((" ", line) for line in above[:-1][-LINES:]), (">", first), *((" ", line) for line in below)]
+    return "\n".join([head, *(f"{mark} {line[:_LONGEST].decode('utf-8', 'replace')}".rstrip() for mark, line in lines)])

@@ -1,17 +1,24 @@
-"""A recorded job as if it ran now: its lines go into per-rank files, and its processes answer as they did then."""
+"""What the demo plays on: a recorded job as if it ran now, and a receiver of the webhooks that it causes.
+
+The job's lines go into per-rank files, and its processes answer as they did then. The receiver takes every request.
+"""
 
 import asyncio
+import json
 import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Joined, Want
 from denpexd.recording import Printed, Recording
+
+LIMIT = 4 * 1024**2
 
 
 def shortened(recording: Recording, keep: float) -> Recording:
@@ -149,3 +156,65 @@ class RecordedCollector:
 
     def _joined(self, rank: int) -> Joined:
         return Joined(self._clock.now(), rank, world_size=self._playback.recording.world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One request as it came; `headers` in their order and spelling."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def header(self, name: str) -> str:
+        """The value of a header, "" if it is absent."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), "")
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Receiver:
+    """Use as an asynchronous context manager; `received` grows while it is open."""
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self._server: asyncio.Server | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """Where to send to."""
+        return f"http://127.0.0.1:{self._port}/alerts"
+
+    async def __aenter__(self) -> "Receiver":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self.received.append(await _read(reader))
+            writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
+            pass  # whoever speaks no HTTP gets no answer
+        finally:
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader) -> Received:
+    first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip("\r\n").split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = tuple((name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in lines))
+    size = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
+    if not 0 <= size <= LIMIT:
+        raise ValueError(f"a body of {size} bytes")
+    return Received(method, path, headers, await reader.readexactly(size))

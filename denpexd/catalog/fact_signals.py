@@ -4,9 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool, StrictInt
 
-from denpexd.catalog.any_signal import AnySignal, Blame, PhaseName
-from denpexd.catalog.fact_values import Codes, Numel, Signo
-from denpexd.catalog.fields import LocalName, Re2, Seconds
+from denpexd.catalog.fields import AnySignal, Blame, Codes, LocalName, Numel, PhaseName, Re2, Seconds, Signo
 
 StoppedBy = Literal[
     "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",

@@ -1,7 +1,8 @@
-"""What every part of a rule file is made of: the strict model and the kinds of text, numbers and times."""
+"""What every part of a rule file is made of: the strict model, kinds of values, the keys that every signal has."""
 
 import re
-from typing import Annotated, Any
+import signal as signals
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -9,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictInt,
     ValidationInfo,
     WithJsonSchema,
     model_validator,
@@ -18,6 +20,31 @@ from denpexd.catalog.patterns import compile_pattern
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+PhaseName = Literal["train", "eval", "checkpoint", "compile", "load", "init", "epoch_end", "end"]
+SharedRole = Literal[
+    "progress",
+    "phase",
+    "collateral",
+    "teardown",
+    "ambiguous",
+    "advice",
+    "handled",
+    "caught",
+    "config",
+    "metric",
+    "kernel",
+    "device",
+    "event",
+]
+Blame = Literal["device", "process", "node"]
+Quantity = Literal[
+    "loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale", "size", "duration"
+]
+EventName = Literal[
+    "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
+    "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
+]  # fmt: skip
 
 
 class Model(BaseModel):
@@ -83,3 +110,48 @@ LocalName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 SignalName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*(\.[a-z][a-z0-9_]*)?$")]
 """A signal of the rule, or `<file>.<name>`."""
+
+
+def _signal_number(value: Any) -> Any:
+    if isinstance(value, str):
+        name = value.upper() if value.upper().startswith("SIG") else f"SIG{value.upper()}"
+        if name not in signals.Signals.__members__:
+            raise ValueError(f"'{value}' is not the name of a signal such as SIGKILL")
+        return int(signals.Signals[name])
+    return value
+
+
+def _text_of_number(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Signo = Annotated[
+    StrictInt, BeforeValidator(_signal_number), Field(ge=1, le=64), WithJsonSchema({"type": ["integer", "string"]})
+]
+Numel = Annotated[
+    str,
+    BeforeValidator(_text_of_number),
+    Field(pattern=r"^(odd|[<>]?[0-9]+)$"),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^(odd|[<>]?[0-9]+)$"}]}
+    ),
+]
+Codes = Annotated[
+    str,
+    BeforeValidator(_text_of_number),
+    Field(pattern=r"^\d{1,3}(, ?\d{1,3})*$"),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string", "pattern": r"^\d{1,3}(, ?\d{1,3})*$"}]}),
+]
+
+
+class AnySignal(Model):
+    """The keys of every kind."""
+
+    means: Text
+    count: Annotated[StrictInt, Field(ge=1)] = 1
+    role: SharedRole | None = None
+    phase: PhaseName | None = None
+    quantity: Quantity | None = None
+    event: EventName | None = None
+    samples: tuple[Line, ...] = ()
+    look_alikes: tuple[Line, ...] = ()

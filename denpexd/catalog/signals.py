@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from denpexd.catalog.any_signal import AnySignal, Blame
 from denpexd.catalog.fact_signals import Fact
-from denpexd.catalog.fields import LocalName, Model, Re2, SignalName, Text
+from denpexd.catalog.fields import AnySignal, Blame, LocalName, Model, Re2, SignalName, Text
 from denpexd.catalog.patterns import group_names
 
 SHARED_KEYS = ("role", "phase", "quantity", "event", "samples", "look_alikes")

@@ -11,9 +11,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from denpexd.ingest.cursor import Cursor
 from denpexd.ingest.open_files import OpenFiles
-from denpexd.ingest.positions import SPAN, Identity, Position
+from denpexd.ingest.positions import SPAN, Cursor, Identity, Position
 
 CHUNK = 262144
 _CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: file times are coarse

@@ -2,10 +2,9 @@
 
 import re
 
-from denpexd.notify.changes import HEAD, UNEQUAL, changes
 from denpexd.notify.policy import Verdict
 from denpexd.notify.render import kind_word, origin, standing, who
-from denpexd.notify.text import excerpt, items, moment, one_line, rank_list, ranks, string
+from denpexd.notify.text import HEAD, UNEQUAL, changes, excerpt, items, moment, one_line, rank_list, ranks, string
 
 
 def markdown(verdict: Verdict) -> str:

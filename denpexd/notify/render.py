@@ -6,10 +6,12 @@ out before (`redact`).
 
 from collections.abc import Mapping
 
-from denpexd.notify.changes import HEAD, UNEQUAL, changes, short
 from denpexd.notify.policy import Verdict
 from denpexd.notify.text import (
+    HEAD,
+    UNEQUAL,
     cells,
+    changes,
     cut,
     cut_chars,
     excerpt,
@@ -18,6 +20,7 @@ from denpexd.notify.text import (
     one_line,
     rank_words,
     ranks,
+    short,
     string,
     wrap,
 )

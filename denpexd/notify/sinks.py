@@ -1,20 +1,119 @@
-"""From settings to sinks and to what the policy knows of them."""
+"""From settings to sinks, among them the console, and to what the policy knows of them; a test message for each."""
 
+import asyncio
+import sys
 from typing import TextIO
 
 import httpx
 
-from denpexd.clock import Clock
+from denpexd.clock import Clock, SystemClock
+from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Sink
-from denpexd.notify.policy import SinkFilter
+from denpexd.notify.policy import Delivery, SinkFilter
+from denpexd.notify.post import new_client
+from denpexd.notify.render import report, summary_text
+from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
-from denpexd.notify.sinks_console import ConsoleSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings
 from denpexd.settings import WebhookSink as WebhookOptions
+
+
+class ConsoleSink:
+    """Prints the report of an incident to a stream; its end in one line."""
+
+    max_attempts: int | None = 1
+
+    def __init__(self, name: str, stream: TextIO, *, color: bool, width: int) -> None:
+        self.name = name
+        self._stream, self._color, self._width = stream, color, width
+        self._whole = stream.closed or not stream.isatty()  # a file has room for whole headlines
+
+    async def send(self, row: Row) -> None:
+        """Print; DeliveryError if the stream is closed."""
+        verdict = row.delivery.verdict
+        if row.delivery.event == "closed":
+            text = "✔ " + summary_text(verdict, 500)[0]
+        else:
+            text = report(verdict, color=self._color, width=self._width, whole=self._whole) + "\n"
+        # A pipe nobody reads from blocks: not in the event loop.
+        await asyncio.to_thread(self._print, text + "\n")
+
+    def _print(self, text: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        try:
+            self._stream.write(text.encode(encoding, "replace").decode(encoding))
+            self._stream.flush()
+        except (OSError, ValueError) as error:
+            raise DeliveryError(f"cannot print: {error}", retryable=False) from error
+
+
+async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str]]:
+    """(sink, "" or what went wrong) for each sink, or for the one named `only`; SettingsError if there is none such."""
+    clock = SystemClock()
+    done = []
+    async with new_client() as client:
+        sinks = make_sinks(settings, client, clock, sys.stdout, color=False, width=100)
+        chosen = [s for s in sinks if only in (None, s.name)]
+        if not chosen:
+            raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
+        for sink in chosen:
+            verdict = sample(clock.wall())
+            key = str(verdict["key"])
+            delivery = Delivery(sink.name, key, 1, "opened", f"{key}:1", "first", verdict)
+            try:
+                await sink.send(Row(1, delivery, "pending", 0, clock.wall(), clock.wall()))
+                done.append((sink.name, ""))
+            except DeliveryError as error:
+                done.append((sink.name, error.reason))
+    return done
+
+
+def sample(now: float) -> dict[str, object]:
+    """A verdict that says that it is a test."""
+    return {
+        "key": f"denpexd-test-{round(now):x}",
+        "job": "denpexd-test",
+        "attempt": 0,
+        "failure": "denpexd-test",
+        "title": "Test message of denpexd",
+        "category": "environment",
+        "severity": "low",
+        "certainty": "confirmed",
+        "state": "open",
+        "opened_t": now,
+        "updated_t": now,
+        "revision": 1,
+        "event": "opened",
+        "aliases": [],
+        "domain": "configuration",
+        "initiating_ranks": [0],
+        "collateral_ranks": [1],
+        "unheard_ranks": [],
+        "nodes": {},
+        "step": None,
+        "hang": False,
+        "quick_answer": "Nothing is wrong: somebody tries whether alerts arrive here.",
+        "summary": "Test message of denpexd: nothing is wrong.",
+        "evidence": [],
+        "stacks": [],
+        "changed": None,
+        "against": [],
+        "missing": [],
+        "alternatives": [],
+        "root_cause": "denpexd notify test was run.",
+        "remediation": [{"do": "Nothing.", "risk": "read-only"}],
+        "fallback": "",
+        "mitigation": "",
+        "verification": "you read this",
+        "prevention": "",
+        "references": [],
+        "related": [],
+        "resume_safe": "yes",
+    }
 
 
 def make_sinks(

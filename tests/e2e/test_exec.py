@@ -276,7 +276,7 @@ def daemon_below(pid: int) -> int:
     """The daemon that `exec` has started."""
     for _ in range(300):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            if b"denpexd.beside" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"denpexd.execute" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         time.sleep(0.1)
     raise TimeoutError("exec has started no daemon")

@@ -20,8 +20,7 @@ from denpexd.catalog.load import load, shipped_rules
 from denpexd.clock import FastClock, ManualClock
 from denpexd.core.events import Exit, Fact, Frame, Frames, Joined, Want
 from denpexd.errors import CaseError, SettingsError
-from denpexd.playback import Playback, RecordedCollector, shortened
-from denpexd.receiver import Receiver
+from denpexd.playback import Playback, Receiver, RecordedCollector, shortened
 from denpexd.recording import Printed, Recording
 from denpexd.replay import Replayer
 from denpexd.scan.engine import choose_engine

@@ -13,8 +13,7 @@ from denpexd.catalog.document import read
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.catalog.schema import json_schema, schema_file
 from denpexd.cli import main
-from denpexd.encyclopedia import INDEX, MARK, SYMPTOMS, difference, pages, write
-from denpexd.entry import entry_markdown, md
+from denpexd.encyclopedia import INDEX, MARK, SYMPTOMS, difference, entry_markdown, md, pages, write
 from denpexd.notify.sinks_alertmanager import runbook_url
 from denpexd.settings import ENCYCLOPEDIA
 

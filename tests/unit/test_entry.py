@@ -9,7 +9,7 @@ import pytest
 
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core.rule import Rule
-from denpexd.entry import entry_json, entry_text
+from denpexd.encyclopedia import entry_json, entry_text
 
 SHIPPED, _ = load([shipped_rules()])
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)

@@ -60,7 +60,7 @@ def test_only_a_pipe_is_a_pipe(tmp_path: Path) -> None:
 def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_one_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from denpexd import app, beside
+    from denpexd import app, execute
 
     seen: list[dict[str, Any]] = []
 
@@ -69,7 +69,7 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
         return 0
 
     monkeypatch.setattr(app, "run", run)
-    monkeypatch.setattr(beside, "log_to_stderr", lambda level: None)
+    monkeypatch.setattr(execute, "log_to_stderr", lambda level: None)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     for flags in ({}, {"state_dir": "/chosen"}):
         plan = {
@@ -80,6 +80,6 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
             "folder": str(tmp_path),
             "state_dir": "/tmp/x/state",
         }
-        assert beside.beside(plan) == 0
+        assert execute.beside(plan) == 0
     assert [one["folder"] for one in seen] == ["/tmp/x/state", "/chosen"]
     assert all(one["port"] and one["fresh"] for one in seen)

@@ -4,8 +4,7 @@ from itertools import zip_longest
 
 import pytest
 
-from denpexd.ingest.columns import below_each_other
-from denpexd.ingest.unpaste import restored
+from denpexd.ingest.unpaste import below_each_other, restored
 
 STEPS = [f"2025-10-14 03:00:{n:02d} INFO rank {{rank}} step {n} loss {2.5 - n / 100:.2f}" for n in range(10)]
 FAILED = [

@@ -11,8 +11,7 @@ from denpexd.catalog.load import load
 from denpexd.clock import ManualClock
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Closed, Opened, Tick, Updated
-from denpexd.ingest.context import around
-from denpexd.keeper import Keeper
+from denpexd.keeper import Keeper, around
 from denpexd.pipeline import Pipeline
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner

@@ -7,7 +7,7 @@ import pytest
 from denpexd.errors import DeliveryError
 from denpexd.notify.policy import Delivery
 from denpexd.notify.rows import Row
-from denpexd.notify.sinks_console import ConsoleSink
+from denpexd.notify.sinks import ConsoleSink
 
 VERDICT = {"key": "k", "title": "Some hang", "hang": True, "certainty": "likely", "severity": "high", "failure": "f"}
 
