@@ -47,8 +47,8 @@ from denpexd.reload import Rules, make_scanner
 from denpexd.settings import Settings, show
 from denpexd.settings_sources import read_secret
 from denpexd.shelf import Shelf
+from denpexd.snapshot import DaemonView
 from denpexd.state import of_daemon
-from denpexd.systemd_notify import sd_notify
 from denpexd.web.api import create_app
 from denpexd.web.server import bind, serve
 
@@ -180,7 +180,7 @@ async def run(
         keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
         daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
-        app = create_app(daemon.view(), token=token, host=settings.web.host, reload=daemon.reload)
+        app = create_app(DaemonView(daemon), token=token, host=settings.web.host, reload=daemon.reload)
         _signals(daemon)
         notify = os.environ.get("NOTIFY_SOCKET")
 
@@ -196,7 +196,7 @@ async def run(
             asyncio.create_task(serve(app, web.host, web.port, sock=sock, listening=ready), name="web"),
             asyncio.create_task(deliverer.run(), name="deliver"),
             asyncio.create_task(daemon.read_forever(), name="read"),
-            asyncio.create_task(daemon.tick_forever(notify), name="tick"),
+            asyncio.create_task(daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)), name="tick"),
             asyncio.create_task(daemon.discover_forever(), name="discover"),
         ]
         if collector is local:
@@ -235,6 +235,26 @@ def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:
         sock.getsockname()[1],
     )
     return sock
+
+
+def sd_notify(state: str, address: str | None) -> bool:
+    """Tell systemd how the daemon is; never blocks or raises.
+
+    `state`: "READY=1", "WATCHDOG=1", "STOPPING=1", "STATUS=...", joined by newlines. `address`: the value of
+    $NOTIFY_SOCKET, a path, or a name that begins with "@" (abstract). Returns whether systemd was there to take it.
+    """
+    if not address or address[0] not in "/@":
+        return False
+    name = "\0" + address[1:] if address.startswith("@") else address
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.setblocking(False)
+            sock.connect(name)
+            sock.send(state.encode())
+    except OSError as error:
+        log.warning("systemd at %s did not take %r: %s", address, state, error)
+        return False
+    return True
 
 
 def _signals(daemon: Daemon) -> None:

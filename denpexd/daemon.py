@@ -21,9 +21,6 @@ from denpexd.pipeline import Change, Outcome, Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Rules
 from denpexd.settings import Settings
-from denpexd.snapshot import DaemonView
-from denpexd.systemd_notify import sd_notify
-from denpexd.web.view import Stats
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +91,15 @@ class Daemon:
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches = rules, keeper, launches
+        self.lag = 0.0  # seconds by which the last tick was late
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
         self._sinks = filters(settings)
         self._writing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
-        self._incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
+        self.incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
         self._tick_at = clock.now()
         self._moved_at = clock.now()
-        self._lag = 0.0
         self._pending = _Batch()
         self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the store
         self._held: dict[Path, int] = {}  # what the local processes write
@@ -146,13 +143,13 @@ class Daemon:
                 log.warning("job %s: last written more than ten minutes ago; what stood there is not told", job)
             await self.handle(self.pipeline.recent(job, self.clock.now(), recent=lately[job]))
 
-    async def tick_forever(self, notify: str | None) -> None:
-        """Once a second: processes, time, positions; feeds systemd's watchdog while reading goes on."""
+    async def tick_forever(self, alive: Callable[[], object]) -> None:
+        """Once a second: processes, time, positions; says `alive` while reading goes on."""
         while True:
             due = self._tick_at + TICK
             await self.clock.sleep(max(0.0, due - self.clock.now()))
             now = self.clock.now()
-            self._lag = max(0.0, now - due)
+            self.lag = max(0.0, now - due)
             if now - self._tick_at > LATE:
                 log.warning("paused for %.0f s: silence in between proves nothing", now - self._tick_at)
                 await self.handle(self.pipeline.blind(now, self._tick_at))
@@ -163,7 +160,7 @@ class Daemon:
             if self.keeper is not None:
                 self.keeper.tick(now)
             if self.healthy()[0]:
-                sd_notify("WATCHDOG=1", notify)
+                alive()
 
     async def _processes(self, now: float) -> None:
         """Ranks that came or went, told to the job whose files they write; else to the only job there is."""
@@ -275,10 +272,10 @@ class Daemon:
     def _remember(self, verdict: Verdict) -> None:
         key = str(verdict["key"])
         clean, _ = redact_verdict(verdict)
-        self._incidents.pop(key, None)
-        self._incidents[key] = clean
-        while len(self._incidents) > KEPT:
-            del self._incidents[next(iter(self._incidents))]
+        self.incidents.pop(key, None)
+        self.incidents[key] = clean
+        while len(self.incidents) > KEPT:
+            del self.incidents[next(iter(self.incidents))]
 
     async def _look(self, job: str, want: Want) -> None:
         if self.evidence_job() == job:
@@ -289,68 +286,15 @@ class Daemon:
         """Take the rules as they are in the files now, all or nothing; whether they were taken, and what to say."""
         return await self.rules.reload(self.pipeline)
 
-    # --- what is shown ----------------------------------------------------------------------------------------------
-
-    def view(self) -> DaemonView:
-        """What the web side asks."""
-        asked = self.incidents, self._incidents.get, self.stats, self.clock.now, self.healthy, self.ready
-        return DaemonView(self.pipeline, *asked, lambda: self.rules.packs)
-
-    def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        """Newest first."""
-        chosen = [v for v in reversed(self._incidents.values()) if state in (None, v["state"])]
-        return chosen[:limit]
+    # --- how it is --------------------------------------------------------------------------------------------------
 
     def healthy(self) -> tuple[bool, str]:
+        """Whether reading goes on, and why not."""
         quiet = self.clock.now() - self._moved_at
         return (True, "ok") if quiet < 60.0 else (False, f"reading has stood still for {quiet:.0f} s")
 
     def ready(self) -> tuple[bool, str]:
+        """Whether everything that stood in the files has been read, and why not."""
         if not self._started:
             return False, "still catching up with what stands in the files"
         return True, "ok"
-
-    @property
-    def blind(self) -> bool:
-        """Nothing can be read: every file there was is unreadable."""
-        states = self.reader.states
-        return states["reading"] == 0 and states["unreadable"] > 0
-
-    def stats(self) -> Stats:
-        """All counters, copied."""
-        now, packs = self.clock.wall(), self.rules.packs.states
-        jobs = self.pipeline.jobs.values()
-        open_now = self.pipeline.open_labels
-        return Stats(
-            engine=self.pipeline.scanner.engine_name,
-            lines=self.pipeline.lines,
-            bytes=self.pipeline.bytes,
-            file_lag_bytes=self.reader.lag,
-            files=self.reader.states,
-            read_errors=dict(self.reader.errors),
-            truncations=self.reader.events["truncated"],
-            rotations=self.reader.events["rotated"] + self.reader.events["replaced"],
-            watch_overflows=self.reader.overflows,
-            lines_truncated=sum(s.truncated_lines for job in jobs for s in job.streams.values()),
-            outbox_pending=self.store.pending(),
-            outbox_oldest_seconds=self.store.oldest_age(now),
-            notifications=dict(self.deliverer.counters),
-            state_write_errors=self.store.counters["state_write_errors"],
-            loop_lag_seconds=self._lag,
-            redactions=self.store.counters["redactions"],
-            evidence_seconds=dict(self.collector.seconds),
-            evidence_outcomes=dict(self.collector.counts),
-            suspected_hangs=sum(job.core.suspected for job in jobs),
-            incidents=dict(self.pipeline.settled + open_now),
-            incidents_open=dict(open_now),
-            fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
-            bundles={} if self.keeper is None else self.keeper.counts,
-            bundle_bytes=0 if self.keeper is None else self.keeper.shelf.bytes,
-            tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
-            blind=self.blind,
-            config_reload_ok=self.rules.ok,
-            config_reloads=dict(self.rules.counts),
-            config_taken_at=self.rules.taken_at,
-            rules={state.pack.name: state.rules for state in packs},
-            rule_errors={state.pack.name: len(state.errors) for state in packs},
-        )

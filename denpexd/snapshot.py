@@ -1,12 +1,11 @@
-"""What the daemon shows of itself: the View that the web side asks, made from the pipeline and the counters."""
+"""What a daemon shows of itself: the View that the web side asks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from denpexd.catalog.packs import Packs
 from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
-from denpexd.pipeline import Pipeline
+from denpexd.daemon import Daemon
 from denpexd.web.view import JobView, PackView, RankView, Stats
 from denpexd.web.view import RankState as Shown
 
@@ -14,31 +13,20 @@ Verdict = Mapping[str, object]
 
 
 class DaemonView:
-    """Implements web.view.View; `counters` gives the numbers that only the daemon knows."""
+    """Implements web.view.View for a daemon."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        incidents: Callable[[str | None, int], Sequence[Verdict]],
-        incident: Callable[[str], Verdict | None],
-        stats: Callable[[], Stats],
-        now: Callable[[], float],
-        health: Callable[[], tuple[bool, str]],
-        readiness: Callable[[], tuple[bool, str]],
-        packs: Callable[[], Packs],
-    ) -> None:
-        self._pipeline, self._incidents, self._incident = pipeline, incidents, incident
-        self._stats, self._now, self._health, self._readiness = stats, now, health, readiness
-        self._packs = packs
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        return self._incidents(state, limit)
+        return [v for v in reversed(self._daemon.incidents.values()) if state in (None, v["state"])][:limit]
 
     def incident(self, key: str) -> Verdict | None:
-        return self._incident(key)
+        return self._daemon.incidents.get(key)
 
     def jobs(self) -> Sequence[JobView]:
-        return [job_view(job.core.job, self._now(), job.core.verdicts()) for job in self._pipeline.jobs.values()]
+        now = self._daemon.clock.now()
+        return [job_view(each.core.job, now, each.core.verdicts()) for each in self._daemon.pipeline.jobs.values()]
 
     def packs(self) -> Sequence[PackView]:
         return [
@@ -51,20 +39,55 @@ class DaemonView:
                 signals=state.signals,
                 errors=[str(error) for error in state.errors],
             )
-            for state in self._packs().states
+            for state in self._daemon.rules.packs.states
         ]
 
-    def stats(self) -> Stats:
-        return self._stats()
-
     def ready(self) -> tuple[bool, str]:
-        return self._readiness()
+        return self._daemon.ready()
 
     def healthy(self) -> tuple[bool, str]:
-        return self._health()
+        return self._daemon.healthy()
 
-    def wall(self, t: float) -> float:
-        return t
+    def stats(self) -> Stats:
+        """All counters, copied."""
+        daemon = self._daemon
+        now, packs, states = daemon.clock.wall(), daemon.rules.packs.states, daemon.reader.states
+        jobs = daemon.pipeline.jobs.values()
+        open_now = daemon.pipeline.open_labels
+        return Stats(
+            engine=daemon.pipeline.scanner.engine_name,
+            lines=daemon.pipeline.lines,
+            bytes=daemon.pipeline.bytes,
+            file_lag_bytes=daemon.reader.lag,
+            files=states,
+            read_errors=dict(daemon.reader.errors),
+            truncations=daemon.reader.events["truncated"],
+            rotations=daemon.reader.events["rotated"] + daemon.reader.events["replaced"],
+            watch_overflows=daemon.reader.overflows,
+            lines_truncated=sum(s.truncated_lines for job in jobs for s in job.streams.values()),
+            outbox_pending=daemon.store.pending(),
+            outbox_oldest_seconds=daemon.store.oldest_age(now),
+            notifications=dict(daemon.deliverer.counters),
+            state_write_errors=daemon.store.counters["state_write_errors"],
+            loop_lag_seconds=daemon.lag,
+            redactions=daemon.store.counters["redactions"],
+            evidence_seconds=dict(daemon.collector.seconds),
+            evidence_outcomes=dict(daemon.collector.counts),
+            suspected_hangs=sum(job.core.suspected for job in jobs),
+            incidents=dict(daemon.pipeline.settled + open_now),
+            incidents_open=dict(open_now),
+            fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
+            bundles={} if daemon.keeper is None else daemon.keeper.counts,
+            bundle_bytes=0 if daemon.keeper is None else daemon.keeper.shelf.bytes,
+            tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
+            # every file there was is unreadable
+            blind=states["reading"] == 0 and states["unreadable"] > 0,
+            config_reload_ok=daemon.rules.ok,
+            config_reloads=dict(daemon.rules.counts),
+            config_taken_at=daemon.rules.taken_at,
+            rules={state.pack.name: state.rules for state in packs},
+            rule_errors={state.pack.name: len(state.errors) for state in packs},
+        )
 
 
 def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:

@@ -151,13 +151,12 @@ class _Routes:
             closed=view.incidents("closed", 10),
             stats=view.stats(),
             ready=view.ready(),
-            wall=view.wall,
         )
         return _html(await self._off_loop(lambda: self._console.index(overview)))
 
     async def incident_page(self, request: Request) -> Response:
         verdict = self._find(request)
-        return _html(await self._off_loop(lambda: self._console.incident(verdict, self._view.wall)))
+        return _html(await self._off_loop(lambda: self._console.incident(verdict)))
 
     async def static(self, request: Request) -> Response:
         found = self._static.get(request.path_params["name"])

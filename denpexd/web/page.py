@@ -4,7 +4,7 @@ Log text is hostile; every value passes jinja's autoescaping and lands in elemen
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,14 +21,13 @@ _WORRYING = ("failed", "gone", "silent", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What the first page shows; `wall` turns a verdict's time into Unix seconds."""
+    """What the first page shows."""
 
     jobs: Sequence[JobView]
     open: Sequence[Verdict]
     closed: Sequence[Verdict]
     stats: Stats
     ready: tuple[bool, str]
-    wall: Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,11 @@ class Console:
     def index(self, overview: Overview) -> bytes:
         """The overview: daemon's state, open incidents, jobs with their ranks, incidents closed lately."""
         panels = [job_panel(job) for job in sorted(overview.jobs, key=lambda job: (-job.stall_seconds, job.job))]
-        return self._render("index.html.j2", overview=overview, panels=panels, when=_when(overview.wall))
+        return self._render("index.html.j2", overview=overview, panels=panels, when=_when)
 
-    def incident(self, verdict: Verdict, wall: Callable[[float], float]) -> bytes:
+    def incident(self, verdict: Verdict) -> bytes:
         """Everything one verdict says."""
-        return self._render("incident.html.j2", v=verdict, when=_when(wall))
+        return self._render("incident.html.j2", v=verdict, when=_when)
 
     def _render(self, template: str, **values: object) -> bytes:
         # a lone surrogate (a file name that is not UTF-8) must not cost the page
@@ -127,11 +126,7 @@ def web_links(references: Iterable[str]) -> list[tuple[str, bool]]:
     return [(text, text.startswith(("https://", "http://"))) for text in references]
 
 
-def _when(wall: Callable[[float], float]) -> Callable[[object], Mapping[str, str]]:
+def _when(t: object) -> Mapping[str, str]:
     """Time of a verdict as machines read it and as people do."""
-
-    def when(t: object) -> Mapping[str, str]:
-        stamp = iso(wall(float(str(t))))
-        return {"iso": stamp, "text": stamp[:19].replace("T", " ") + " UTC"}
-
-    return when
+    stamp = iso(float(str(t)))
+    return {"iso": stamp, "text": stamp[:19].replace("T", " ") + " UTC"}

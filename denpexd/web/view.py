@@ -131,7 +131,3 @@ class View(Protocol):
     def healthy(self) -> tuple[bool, str]:
         """Whether the pipeline moved lately, and why not: a restart would help."""
         ...
-
-    def wall(self, t: float) -> float:
-        """Unix seconds of a verdict's time `t`."""
-        ...

@@ -15,8 +15,8 @@ import httpx
 import jsonschema
 import pytest
 
+from denpexd.app import sd_notify
 from denpexd.errors import SettingsError
-from denpexd.systemd_notify import sd_notify
 from denpexd.web.api import (
     JobView,
     PackView,
@@ -127,9 +127,6 @@ class Daemon:
 
     def healthy(self) -> tuple[bool, str]:
         return self.is_healthy
-
-    def wall(self, t: float) -> float:
-        return 1_760_000_000 + t
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from denpexd.catalog.load import load
 from denpexd.catalog.packs import Packs
 from denpexd.clock import ManualClock
 from denpexd.core.cadence import Limits
-from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Joined, Opened, Updated, Want
+from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Exit, Joined, Opened, Updated, Want
 from denpexd.daemon import Daemon
 from denpexd.ingest.discover import Found
 from denpexd.journal import decode
@@ -22,6 +22,7 @@ from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
+from denpexd.snapshot import DaemonView
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 
@@ -203,3 +204,23 @@ async def test_of_several_jobs_none_is_told_and_nobody_is_asked(parts: Parts) ->
     await parts.second()
     assert await parts.told() == []
     assert parts.processes.news, "it is asked when the job is known"
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_shown_is_what_the_daemon_knows_at_that_moment(parts: Parts) -> None:
+    view = DaemonView(parts.daemon)
+    assert (view.ready()[0], view.healthy()[0], view.jobs(), view.incidents(None, 9)) == (False, True, [], [])
+    parts.pipeline.evidence("run", [Joined(1000.0, 0, world_size=2)])
+    for key in ("a", "b", "c"):
+        await parts.daemon.handle(Outcome([Opened(verdict(key))]))
+    await parts.daemon.handle(Outcome([Closed({**verdict("a", 2), "state": "closed"})]))
+    assert [v.job for v in view.jobs()] == ["run"]
+    assert [v["key"] for v in view.incidents(None, 2)] == ["a", "c"]
+    assert [v["key"] for v in view.incidents("open", 9)] == ["c", "b"]
+    assert [v["key"] for v in view.incidents("closed", 9)] == ["a"]
+    assert (view.incident("a") or {})["revision"] == 2
+    assert view.incident("x") is None
+    await parts.clock.advance(61.0)
+    assert view.healthy() == (False, "reading has stood still for 61 s")

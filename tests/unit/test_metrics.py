@@ -109,9 +109,6 @@ class Daemon:
     def healthy(self) -> tuple[bool, str]:
         return True, ""
 
-    def wall(self, t: float) -> float:
-        return t
-
 
 @pytest.fixture
 def pool():

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from denpexd.catalog.load import load
-from denpexd.catalog.packs import Packs
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Exit, Fact, Hit, Joined, Tick
+from denpexd.core.events import Exit, Fact, Hit, Joined
 from denpexd.core.state import JobState
 from denpexd.pipeline import Pipeline
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
-from denpexd.snapshot import DaemonView, job_view
-from denpexd.web.view import RANK_STATES, Stats
+from denpexd.snapshot import job_view
+from denpexd.web.view import RANK_STATES
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 
@@ -93,28 +92,3 @@ def test_a_job_of_which_nothing_is_known_yet() -> None:
         "start",
         [],
     )
-
-
-def test_the_view_asks_the_daemon_for_everything_else(pipeline: Pipeline) -> None:
-    known: dict[str, Mapping[str, object]] = {"k": {"key": "k", "state": "open"}}
-
-    def incidents(state: str | None, limit: int) -> list[Mapping[str, object]]:
-        return [v for v in known.values() if state in (None, v["state"])][:limit]
-
-    view = DaemonView(
-        pipeline,
-        incidents,
-        known.get,
-        lambda: Stats(lines=7),
-        lambda: 42.0,
-        lambda: (True, "ok"),
-        lambda: (False, "catching up"),
-        lambda: Packs(TINY, ()),
-    )
-    assert view.incidents("open", 10) == [known["k"]]
-    assert view.incidents("closed", 10) == []
-    assert (view.incident("k"), view.incident("x")) == (known["k"], None)
-    assert (view.stats().lines, view.healthy(), view.ready()) == (7, (True, "ok"), (False, "catching up"))
-    pipeline.evidence("run", [Tick(42.0)])
-    assert [v.job for v in view.jobs()] == ["run"]
-    assert view.wall(5.0) == 5.0
