@@ -4,11 +4,9 @@ Every file is read alone; then its events get the time of their line (or of the 
 events of all files are merged by time and played to one correlator a job. Silence proves nothing in a finished log.
 """
 
-import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import floor
 from typing import BinaryIO
 
 from denpexd.clock import Clock, SystemClock
@@ -17,24 +15,18 @@ from denpexd.core.correlate import Correlator
 from denpexd.core.events import (
     UNKNOWN_RANK,
     Activity,
-    Attempt,
-    Event,
-    Frames,
     Hit,
     Joined,
-    Output,
     Raised,
-    Tick,
-    Want,
 )
 from denpexd.core.rule import Catalog
 from denpexd.core.state import JobState
 from denpexd.errors import SourceError
 from denpexd.evidence.pasted import BY_ORDER, dumps
 from denpexd.ingest.finished import Finished, find
-from denpexd.merge import PLACE, SETTLED, Told, merged
+from denpexd.merge import PLACE, Told, merged
 from denpexd.notify.text import one_line, rank_words
-from denpexd.replay import Replayed
+from denpexd.replay import Player, Replayed
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.stream import Scanner, Stream
 from denpexd.scan.times import Stamp, resolve
@@ -53,7 +45,6 @@ READS = 20_000
 SMALLEST, LARGEST = 64, 64 << 10
 MOST_NAMED = 5
 LARGEST_DUMP = 4 << 20
-LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves
 ABOVE = 4 << 10  # how far above an event a timestamp is looked for
 LAST_WORDS = 4 << 10
 QUIET_ROLES = ("progress", "metric", "config")
@@ -249,66 +240,3 @@ def _capped(verdict: Verdict, files: Sequence[Told]) -> Verdict:
     if verdict["certainty"] != "confirmed" or not missing:
         return verdict
     return {**verdict, "certainty": "likely", "missing": [*(wanted if isinstance(wanted, list) else []), *missing]}
-
-
-class Player:
-    """Plays events to a correlator as the daemon would have: a batch a second, ticks in between where they matter.
-
-    `quiet`: ids of signals after which nothing has to settle.
-    """
-
-    def __init__(self, core: Correlator, quiet: frozenset[str]) -> None:
-        self._core, self._quiet = core, quiet
-        self._outputs: list[Output] = []
-        self._now, self._news = 0.0, float("-inf")
-
-    def play(self, events: Sequence[Event]) -> None:
-        """Feed events that stand in the order of their times."""
-        if events:
-            self._now = float(floor(events[0].t))
-        for second, group in itertools.groupby(events, key=lambda e: floor(e.t)):
-            self._pass(float(second))
-            for new, part in itertools.groupby(group, key=lambda e: isinstance(e, Attempt)):
-                if new:
-                    self._pass(self._now + SETTLED)  # what the attempt before ended with, before it is forgotten
-                self._feed(list(part))
-            self._tick(max(self._now, second + 1.0))
-
-    def end(self, looks: Sequence[Frames]) -> list[Output]:
-        """Everything the core has said, to the end of all. `looks`: stacks of the job as it stood at the end."""
-        self._pass(self._now + SETTLED)
-        if looks or self._dumped():
-            self._core.limits.min_silence = Limits().min_silence
-            start = max(self._now, 0.0)
-            for after in LOOKS if looks else ():
-                self._feed([replace(frames, t=start + after) for frames in looks])
-            self._news = start + Limits().min_silence
-            self._pass(self._news + SETTLED)
-        self._say(self._core.finish(self._now + 1.0))
-        return self._outputs
-
-    def _dumped(self) -> bool:
-        """Whether the last that was heard of the job is where it stood: nobody dumps the stacks of a job that moves."""
-        moved = self._core.job.moved_t if self._core.job.moved_t is not None else float("-inf")
-        seen = [s.snapshots.get("faulthandler") for r, s in self._core.job.ranks.items() if r >= 0]
-        return any(dump is not None and dump.frames.t > moved for dump in seen)
-
-    def _feed(self, batch: Sequence[Event]) -> None:
-        self._say(self._core.feed(batch))
-        if any(self._is_news(event) for event in batch):
-            self._news = max(self._now, batch[-1].t)
-
-    def _is_news(self, event: Event) -> bool:
-        return not isinstance(event, Activity | Joined) and not (isinstance(event, Hit) and event.signal in self._quiet)
-
-    def _pass(self, until: float) -> None:
-        """The seconds up to a time, as long as something may still settle."""
-        while self._now + 1.0 <= min(until, self._news + SETTLED):
-            self._tick(self._now + 1.0)
-
-    def _tick(self, t: float) -> None:
-        self._now = t
-        self._say(self._core.feed([Tick(t)]))
-
-    def _say(self, outputs: Iterable[Output]) -> None:
-        self._outputs += [output for output in outputs if not isinstance(output, Want)]

@@ -1,22 +1,41 @@
 """Recorded jobs in simulated time: the same scanner and the same core as the daemon, without a clock.
 
-Also the runner of the rules' examples, and the reader of finished logs for `diagnose`.
+Also the runner of the rules' examples, and the player of finished logs for `diagnose`.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import floor
 
 from denpexd.catalog.examples import timeline
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
-from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Exit, Fact, Joined, Opened, Output, Tick, Updated, Want
+from denpexd.core.events import (
+    UNKNOWN_RANK,
+    Activity,
+    Attempt,
+    Closed,
+    Event,
+    Exit,
+    Fact,
+    Frames,
+    Hit,
+    Joined,
+    Opened,
+    Output,
+    Tick,
+    Updated,
+    Want,
+)
 from denpexd.core.rule import Catalog, Example, Signal
+from denpexd.merge import SETTLED
 from denpexd.recording import Printed, Recording, from_timeline
 from denpexd.scan.engine import EngineFactory
 from denpexd.scan.stream import Scanner, Stream
 
 Verdict = Mapping[str, object]
+LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves
 MAX_ANSWERS = 4  # a want that answers itself again and again would never end
 
 THIN_AFTER, THIN = 12.0, 10.0
@@ -176,3 +195,66 @@ def _answers(want: Want, recording: Recording) -> list[Event]:
             found += [replace(look, t=want.t) for look in recording.answer(rank, want.t)]
             found += [replace(dump, t=want.t) for dump in recording.dumped(rank, want.t)]
     return found
+
+
+class Player:
+    """Plays events to a correlator as the daemon would have: a batch a second, ticks in between where they matter.
+
+    `quiet`: ids of signals after which nothing has to settle.
+    """
+
+    def __init__(self, core: Correlator, quiet: frozenset[str]) -> None:
+        self._core, self._quiet = core, quiet
+        self._outputs: list[Output] = []
+        self._now, self._news = 0.0, float("-inf")
+
+    def play(self, events: Sequence[Event]) -> None:
+        """Feed events that stand in the order of their times."""
+        if events:
+            self._now = float(floor(events[0].t))
+        for second, group in itertools.groupby(events, key=lambda e: floor(e.t)):
+            self._pass(float(second))
+            for new, part in itertools.groupby(group, key=lambda e: isinstance(e, Attempt)):
+                if new:
+                    self._pass(self._now + SETTLED)  # what the attempt before ended with, before it is forgotten
+                self._feed(list(part))
+            self._tick(max(self._now, second + 1.0))
+
+    def end(self, looks: Sequence[Frames]) -> list[Output]:
+        """Everything the core has said, to the end of all. `looks`: stacks of the job as it stood at the end."""
+        self._pass(self._now + SETTLED)
+        if looks or self._dumped():
+            self._core.limits.min_silence = Limits().min_silence
+            start = max(self._now, 0.0)
+            for after in LOOKS if looks else ():
+                self._feed([replace(frames, t=start + after) for frames in looks])
+            self._news = start + Limits().min_silence
+            self._pass(self._news + SETTLED)
+        self._say(self._core.finish(self._now + 1.0))
+        return self._outputs
+
+    def _dumped(self) -> bool:
+        """Whether the last that was heard of the job is where it stood: nobody dumps the stacks of a job that moves."""
+        moved = self._core.job.moved_t if self._core.job.moved_t is not None else float("-inf")
+        seen = [s.snapshots.get("faulthandler") for r, s in self._core.job.ranks.items() if r >= 0]
+        return any(dump is not None and dump.frames.t > moved for dump in seen)
+
+    def _feed(self, batch: Sequence[Event]) -> None:
+        self._say(self._core.feed(batch))
+        if any(self._is_news(event) for event in batch):
+            self._news = max(self._now, batch[-1].t)
+
+    def _is_news(self, event: Event) -> bool:
+        return not isinstance(event, Activity | Joined) and not (isinstance(event, Hit) and event.signal in self._quiet)
+
+    def _pass(self, until: float) -> None:
+        """The seconds up to a time, as long as something may still settle."""
+        while self._now + 1.0 <= min(until, self._news + SETTLED):
+            self._tick(self._now + 1.0)
+
+    def _tick(self, t: float) -> None:
+        self._now = t
+        self._say(self._core.feed([Tick(t)]))
+
+    def _say(self, outputs: Iterable[Output]) -> None:
+        self._outputs += [output for output in outputs if not isinstance(output, Want)]

@@ -6,7 +6,6 @@ no offset can be known), the same rank in two folders, workers beside a master. 
 """
 
 import logging
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.ingest.layouts import Layout, counts_ranks, is_leader, rank_of
 from denpexd.ingest.patterns import Mark, Match, Template, Walk, is_magic, mark
+from denpexd.ingest.runs import Source, with_launchers, without_earlier_runs
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ _BINARY = re.compile(
 _LOG = re.compile(r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$", re.IGNORECASE)
 _TEXT = re.compile(r"^[^.]*$|\.txt$", re.IGNORECASE)
 _OURS = re.compile(r"log|out|err|train|console", re.IGNORECASE)
-_LAUNCHERS = re.compile(r"launcher|torchrun|slurm|srun|sbatch|mpirun|nohup", re.IGNORECASE)
-_STALE = 600.0  # a log that was last written so many seconds before a run began tells nothing about it
 _FULL = 16  # every so many scans look at everything, even if no folder seems to have changed
 _NOT_LOGS = {"filtered_stdout.log", "filtered_stderr.log", "requirements.txt", "CMakeLists.txt"}
 
@@ -49,16 +47,6 @@ class Found:
     local: bool
     run: str = ""
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    path: str
-    link: bool
-    root: str
-    job: str
-    layout: Layout
-    named: bool = False  # the pattern tells the job
 
 
 class Discovery:
@@ -95,8 +83,10 @@ class Discovery:
         sources = self._sources(walk)
         if len(sources) > self._limit:
             self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
-        current = self._without_earlier_runs(sources[: self._limit])
-        current, undecided = self._with_launchers(current)
+        current, over = without_earlier_runs(sources[: self._limit])
+        for run in over:
+            self._say(run, "an earlier run in the same log folder: it is not read, give its path to diagnose it")
+        current, undecided = (current, False) if self._job else with_launchers(current)
         notes = self._ambiguous(current)
         self._said.intersection_update(self.errors)
         # Settled after two equal looks: one time stamp of a folder can cover a change before and one after a look.
@@ -106,9 +96,9 @@ class Discovery:
         self.directories = _watchable(current, walk.folders)
         return list(self._result)
 
-    def _sources(self, walk: Walk) -> list[_Source]:
+    def _sources(self, walk: Walk) -> list[Source]:
         known, self._layouts = self._layouts, {}
-        chosen: dict[tuple[int, int], _Source] = {}
+        chosen: dict[tuple[int, int], Source] = {}
         for text in self._paths:
             nothing = True
             for match, root, template in self._expand(walk, text):
@@ -158,7 +148,7 @@ class Discovery:
 
     def _source(
         self, match: Match, root: str, template: Template | None, known: dict[tuple[str, str], Layout]
-    ) -> _Source:
+    ) -> Source:
         key = (match.path, root)
         layout = known.get(key) or rank_of(match.path, root)
         self._layouts[key] = layout
@@ -169,55 +159,9 @@ class Discovery:
         if values and "attempt" in values:
             layout = replace(layout, attempt=int(values["attempt"]))
         job = self._job or (values or {}).get("job") or layout.job or root.rpartition("/")[2]
-        return _Source(match.path, match.link, root, job, layout, bool(values and values.get("job")))
+        return Source(match.path, match.link, root, job, layout, bool(values and values.get("job")))
 
-    def _without_earlier_runs(self, sources: list[_Source]) -> list[_Source]:
-        """torchrun makes a new folder at each start: of two in one log folder, the first may be over."""
-        runs: dict[tuple[str, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for source in sources:
-            if source.layout.run:
-                runs[source.layout.run.rpartition("/")[0], source.layout.job][source.layout.run].append(source.path)
-        over: set[str] = set()
-        for group in runs.values():
-            if len(group) > 1:
-                over |= _earlier({run: _lifetime(paths) for run, paths in group.items()})
-        for run in sorted(over):
-            self._say(run, "an earlier run in the same log folder: it is not read, give its path to diagnose it")
-        return [source for source in sources if source.layout.run not in over or not source.layout.run]
-
-    def _with_launchers(self, sources: list[_Source]) -> tuple[list[_Source], bool]:
-        """A launcher's own output lies beside the folders of its ranks: it belongs to the job of the run that goes on.
-
-        So does any merged log right beside one run; further up only what is named like a launcher's. Also returned:
-        whether a later look may decide otherwise although no folder changes.
-        """
-        runs: dict[str, tuple[str, list[str]]] = {}
-        for source in sources:
-            if source.layout.run:
-                runs.setdefault(source.layout.run, (source.job, []))[1].append(source.path)
-        if self._job or not runs:
-            return sources, False
-        lives = {run: _lifetime(paths) for run, (_, paths) in runs.items()}
-        undecided = len({job for job, _ in runs.values()}) > 1
-        result: list[_Source] = []
-        for source in sources:
-            if source.named or source.layout.run or source.layout.rank != UNKNOWN_RANK:
-                result.append(source)
-                continue
-            folder, _, name = source.path.rpartition("/")
-            far = _LAUNCHERS.search(name) is not None
-            near = {run: life for run, life in lives.items() if _is_beside(run, folder, far=far)}
-            going_on = near.keys() - _earlier(near) if near else set()
-            jobs = {runs[run][0] for run in going_on}
-            if len(jobs) == 1 and (job := jobs.pop()) != source.job:
-                if _written(source.path) < min(lives[run].start for run in going_on) - _STALE:
-                    undecided = True
-                else:
-                    source = replace(source, job=job)
-            result.append(source)
-        return result, undecided
-
-    def _ambiguous(self, sources: list[_Source]) -> dict[str, str]:
+    def _ambiguous(self, sources: list[Source]) -> dict[str, str]:
         """Path -> why its rank cannot be told."""
         notes = _bare_numbers(sources) | _workers(sources)
         claims: dict[tuple[str, int | None, int, str], set[str]] = defaultdict(set)
@@ -240,13 +184,13 @@ class Discovery:
         }
 
 
-def _found(source: _Source, note: str) -> Found:
+def _found(source: Source, note: str) -> Found:
     layout = source.layout
     rank, local = (UNKNOWN_RANK, False) if note else (layout.rank, layout.local)
     return Found(Path(source.path), source.job, rank, layout.attempt, layout.stream, local, layout.run, note)
 
 
-def _watchable(sources: Iterable[_Source], listed: set[str]) -> set[str]:
+def _watchable(sources: Iterable[Source], listed: set[str]) -> set[str]:
     """The folders of the files (of links: also the target's), and above them those where new ones may appear."""
     wanted: set[str] = set()
     for source in sources:
@@ -259,8 +203,8 @@ def _watchable(sources: Iterable[_Source], listed: set[str]) -> set[str]:
     return wanted or set(listed)
 
 
-def _bare_numbers(sources: Iterable[_Source]) -> dict[str, str]:
-    families: dict[str, list[_Source]] = defaultdict(list)
+def _bare_numbers(sources: Iterable[Source]) -> dict[str, str]:
+    families: dict[str, list[Source]] = defaultdict(list)
     for source in sources:
         if source.layout.siblings:
             families[source.layout.siblings].append(source)
@@ -272,54 +216,10 @@ def _bare_numbers(sources: Iterable[_Source]) -> dict[str, str]:
     }
 
 
-def _workers(sources: Iterable[_Source]) -> dict[str, str]:
+def _workers(sources: Iterable[Source]) -> dict[str, str]:
     led = {source.root for source in sources if is_leader(source.path[len(source.root) :])}
     return {
         source.path: "a worker beside a master: its number is not its rank"
         for source in sources
         if source.layout.worker and source.root in led
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Lifetime:
-    start: float
-    last: float
-    empty: bool
-
-
-def _lifetime(paths: Sequence[str]) -> _Lifetime:
-    """Start (when the ranks' folders were made) and last write of one run, in file time; now-ish where unknown."""
-    start, last, empty = float("inf"), 0.0, True
-    for path in paths:
-        try:
-            info, folder = os.stat(path), os.stat(path.rsplit("/", 2)[0])  # noqa: PTH116 - thousands of ranks
-        except OSError:
-            continue
-        start, last, empty = min(start, folder.st_mtime), max(last, info.st_mtime), empty and info.st_size == 0
-    return _Lifetime(start, last, empty)
-
-
-def _is_beside(run: str, folder: str, *, far: bool) -> bool:
-    """Whether a run lies right in the folder, or anywhere below it if that is near enough."""
-    parent = run.rpartition("/")[0]
-    return parent == folder or (far and parent.startswith(f"{folder}/"))
-
-
-def _written(path: str) -> float:
-    """When a file was last written, in file time; 0 if it is gone."""
-    try:
-        return os.stat(path).st_mtime  # noqa: PTH116 - as above
-    except OSError:
-        return 0.0
-
-
-def _earlier(runs: dict[str, _Lifetime]) -> set[str]:
-    """Runs that had fallen silent before the newest began. Nodes of one run begin together and overlap."""
-    newest = max(runs.values(), key=lambda life: life.start if life.last else 0.0)
-    together = 60.0  # seconds within which the nodes of one run start, so that an empty log proves nothing
-    return {
-        run
-        for run, life in runs.items()
-        if life.last + 2.0 < newest.start and not (life.empty and newest.start - life.start < together)
     }

@@ -4,7 +4,9 @@ Owning an identity (device, inode) is what keeps hard links, overlapping globs a
 finished from being read by two tails. Threads (network file systems) and the event loop may use it at the same time.
 """
 
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -26,6 +28,7 @@ class Owner(Protocol):
     def take_descriptor(self) -> int: ...
 
 
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _REMEMBERED = 16384  # positions that rotation left
 
 
@@ -62,6 +65,20 @@ class OpenFiles:
                 return
             victims = self._victims(self._limit)
         self._close(victims)
+
+    def open(self, path: Path) -> tuple[int, os.stat_result]:
+        """A descriptor of a regular file, if need be in place of others; never blocks. OSError as of `os.open`."""
+        try:
+            fd = os.open(path, _FLAGS)
+        except OSError as problem:
+            if problem.errno not in (errno.EMFILE, errno.ENFILE) or not self.make_room():
+                raise
+            fd = os.open(path, _FLAGS)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "not a regular file")
+        return fd, info
 
     def make_room(self) -> bool:
         """Close half of what is open (the process ran out of descriptors); False if there was nothing to close."""
@@ -163,3 +180,13 @@ def _still_has(owner: Owner, identity: Identity) -> bool:
     except OSError:
         return False
     return (info.st_dev, info.st_ino) == identity
+
+
+def explain(path: Path, problem: OSError) -> str:
+    """What is wrong with a file, and how to mend it."""
+    why = problem.strerror or str(problem)
+    if problem.errno in (errno.EACCES, errno.EPERM):
+        return f"{path} may not be read by uid {os.geteuid()} ({why}): grant read access, no restart needed"
+    if problem.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{path} cannot be opened ({why}): raise the descriptor limit (ulimit -n, LimitNOFILE=)"
+    return f"{path} cannot be read ({why}); trying again at each sweep"

@@ -21,6 +21,11 @@ Row = tuple[str, str, int, bytes, bytes]
 _HOLE = b"\0" * 4096  # a run of NULs this long is a hole or a preallocation, not text
 
 
+def identity_of(info: os.stat_result) -> Identity:
+    """Device and inode."""
+    return info.st_dev, info.st_ino
+
+
 def signature(raw: bytes) -> bytes:
     """16 bytes that stand for up to SPAN raw bytes: their number (2 bytes) and a hash (14)."""
     return len(raw).to_bytes(2, "big") + blake2b(raw, digest_size=14).digest()

@@ -11,14 +11,13 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from denpexd.ingest.open_files import OpenFiles
-from denpexd.ingest.positions import SPAN, Cursor, Identity, Position
+from denpexd.ingest.open_files import OpenFiles, explain
+from denpexd.ingest.positions import SPAN, Cursor, Identity, Position, identity_of
 
 CHUNK = 262144
 _CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: file times are coarse
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
 _LINGER = 10.0  # seconds for which a deleted file, or one whose successor is still empty, is kept open for late writes
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def new_buffer(chunk: int = CHUNK) -> memoryview:
@@ -115,12 +114,12 @@ class Tail:
         except OSError as failure:
             if failure.errno == errno.ESTALE and self._fd >= 0:
                 os.close(self.take_descriptor())
-            return self._silent("unreadable", self._explain(failure))
+            return self._silent("unreadable", explain(self.path, failure))
         finally:
             self._files.leave(self)
 
     def _read(self, named: os.stat_result | None, problem: str, view: memoryview, now: float) -> TailRead:
-        if named is not None and _identity(named) == self._identity:
+        if named is not None and identity_of(named) == self._identity:
             self._quiet_since = None
             return self._follow(named.st_size, view) if self._fd >= 0 or self._reopen() else self._taken()
         if self._fd >= 0 or self._reach_renamed():
@@ -139,7 +138,7 @@ class Tail:
         except (FileNotFoundError, NotADirectoryError):
             return None, ""
         except OSError as problem:
-            return None, self._explain(problem)
+            return None, explain(self.path, problem)
         if not stat.S_ISREG(info.st_mode):
             kind = _KINDS.get(stat.S_IFMT(info.st_mode), "not a file")
             return None, f"{self.path} is {kind}; only regular files are read: name a log file, or leave it out"
@@ -151,7 +150,7 @@ class Tail:
         if seen != self._seen:
             self._seen, self._seen_at, self._calm = seen, now, False
             return False
-        if self._calm and _identity(named) == self._identity and named.st_size <= self._at.offset + self._at.nul_tail:
+        if self._calm and identity_of(named) == self._identity and named.st_size <= self._at.offset + self._at.nul_tail:
             return True
         self._calm = self._state == "" and now - self._seen_at >= _CALM
         return False
@@ -213,31 +212,10 @@ class Tail:
     def _taken(self) -> TailRead:
         return self._silent("alias", f"{self.path} is a second name of a file that is read already: read once")
 
-    def _explain(self, problem: OSError) -> str:
-        why = problem.strerror or str(problem)
-        if problem.errno in (errno.EACCES, errno.EPERM):
-            return f"{self.path} may not be read by uid {os.geteuid()} ({why}): grant read access, no restart needed"
-        if problem.errno in (errno.EMFILE, errno.ENFILE):
-            return f"{self.path} cannot be opened ({why}): raise the descriptor limit (ulimit -n, LimitNOFILE=)"
-        return f"{self.path} cannot be read ({why}); trying again at each sweep"
-
-    def _open(self, path: Path) -> tuple[int, os.stat_result]:
-        try:
-            fd = os.open(path, _FLAGS)
-        except OSError as problem:
-            if problem.errno not in (errno.EMFILE, errno.ENFILE) or not self._files.make_room():
-                raise
-            fd = os.open(path, _FLAGS)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")
-        return fd, info
-
     def _begin(self, view: memoryview) -> TailRead:
         """Start on the file that has the name now: at 0, or where another tail of the same file stopped."""
-        fd, info = self._open(self.path)
-        identity = _identity(info)
+        fd, info = self._files.open(self.path)
+        identity = identity_of(info)
         if not self._files.claim(identity, self):
             os.close(fd)
             return self._taken()
@@ -252,8 +230,8 @@ class Tail:
 
     def _reopen(self) -> bool:
         """Open again what we know by a saved position or from before the descriptor was evicted; False: taken."""
-        fd, info = self._open(self.path)
-        if _identity(info) != self._identity:
+        fd, info = self._files.open(self.path)
+        if identity_of(info) != self._identity:
             os.close(fd)
             raise OSError(errno.ESTALE, "renamed between two looks")
         if not self._files.claim(self._identity, self):
@@ -283,10 +261,10 @@ class Tail:
         if found is None:
             return False
         try:
-            fd, info = self._open(found)
+            fd, info = self._files.open(found)
         except OSError:
             return False
-        ours = _identity(info) == position.identity and position.matches(fd)
+        ours = identity_of(info) == position.identity and position.matches(fd)
         if not ours or not self._files.claim(position.identity, self):
             os.close(fd)
             return False
@@ -310,7 +288,3 @@ class Tail:
             os.close(self.take_descriptor())
         if self._identity is not None:
             self._files.release(self._identity, self)
-
-
-def _identity(info: os.stat_result) -> Identity:
-    return info.st_dev, info.st_ino

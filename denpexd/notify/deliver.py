@@ -2,7 +2,7 @@
 
 At least once: a message leaves the outbox only after its sink accepted it, and a repeat carries the same key. Waits
 grow with every failure, with jitter; a receiver's Retry-After is honoured. What can never arrive is set aside with
-its reason (`Store.dead_letters`).
+its reason (in the table `deliveries`).
 """
 
 import asyncio

@@ -19,7 +19,7 @@ from denpexd.clock import Clock, SystemClock
 from denpexd.errors import StateError
 from denpexd.notify.database import Database, Statement
 from denpexd.notify.policy import Delivery, Sent, Verdict
-from denpexd.notify.redact import redact, redact_value, redact_verdict
+from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
     MAX_JOURNAL,
     MAX_KEYS,
@@ -143,11 +143,7 @@ class Store:
         return clean
 
     def _line(self, line: str) -> str:
-        try:
-            value, found = redact_value(json.loads(line))
-            clean = json.dumps(value, separators=(",", ":")) if found else line
-        except ValueError:
-            clean, found = redact(line)
+        clean, found = redact_json(line)
         self.counters["redactions"] += found
         return clean
 
@@ -293,12 +289,6 @@ class Store:
             self._rows[row.id] = again
             self._leased.discard(row.id)
         self._write({("delivery", row.id): delivery_statement(again)})
-
-    def dead_letters(self, limit: int = 100) -> list[Row]:
-        """Messages that were given up, newest first (disk)."""
-        with self._disk:
-            sql = "SELECT * FROM deliveries WHERE state = 'dead' ORDER BY id DESC LIMIT ?"
-            return [delivery_row(values) for values in self._database.rows(sql, (limit,))]
 
     def pending(self) -> int:
         """How many messages wait."""

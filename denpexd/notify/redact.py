@@ -5,6 +5,7 @@ scheme), what follows becomes `[REDACTED:<kind>]`. There is no entropy detector 
 hashes and commit ids. Redacting a text twice gives the same text as redacting it once.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -158,3 +159,12 @@ def redact_verdict(verdict: Mapping[str, object]) -> tuple[dict[str, object], in
         clean[name], count = (value, 0) if name in _IDENTIFIERS else redact_value(value)
         found += count
     return clean, found
+
+
+def redact_json(line: str) -> tuple[str, int]:
+    """A line of JSON with every string inside redacted, as it was where there is none; another text as `redact`."""
+    try:
+        value, found = redact_value(json.loads(line))
+    except ValueError:
+        return redact(line)
+    return json.dumps(value, separators=(",", ":")) if found else line, found

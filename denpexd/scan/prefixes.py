@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK
-from denpexd.scan.pods import Pods
+from denpexd.scan.guesses import Pods, rank_in_text
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
@@ -31,26 +31,6 @@ _CRI = re2.compile(
 _COUNTERS = frozenset(
     b"epoch step iter iteration batch layer stage shard fold trial attempt run exp seed version node thread".split()
 )
-
-_HEADER = (
-    r"^\s*(?:\[?[\d/:.,TZ+-]{5,35}(?: [\d/:.,+-]{5,20})?\]?\s+)?"
-    r"(?:[\[(]?(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL)[\])]?[\s:]+)?"
-)
-_IN_TEXT = tuple(
-    re2.compile(pattern)
-    for pattern in (
-        r"^.{0,120}?\[(?:[Gg]lobal[_ ]?|[Ww]orld[_ ]?)?[Rr]ank[ _:=]{0,2}(\d{1,6})\]",
-        r"^.{0,160}?(?:^|[\s,{(|;\[])(?:global_|world_)?rank=(\d{1,6})\b",
-        r'^.{0,160}?"(?:global_|world_)?rank": ?(\d{1,6})\b',
-        r"^.{0,80}?\bGLOBAL_RANK: (\d{1,6}),",
-        _HEADER
-        + r"[Rr]ank[ _]?(\d{1,6})(?:\s*(?:[|:,-]|$)|\s+(?:epoch|ep|step|it|iter|batch|val|train|eval|loss|lr|done"
-        r"|finished|model|start\w*|loading|saving|validation|world)\b)",
-        r"^\s*[A-Za-z_]+\[(\d{1,6})\]:\s+\d+%\|",
-        r"^.{0,40}?\b(?:step|iter|loss) .{0,60}?\b[Rr]ank (\d{1,6})(?:$| (?:loss|lr|step|ms)\b)",
-    )
-)
-_GROUP_RANK = re2.compile(r"\bPG (?:ID|GUID)\b")  # ranks in such lines count inside a process group
 _MOST_PIDS = 100_000
 _MOST_NAMES = 8
 _SAMPLE = 1024  # bytes at the start of a chunk ...
@@ -294,15 +274,3 @@ def _strip_actor(piece: bytes, tags: _Tags) -> bytes | None:
     elif tags.label != UNKNOWN_RANK:
         tags.outer.append(f"actor{tags.label}")
     return piece[found.end() :]
-
-
-def rank_in_text(text: str) -> int:
-    """The rank that a line gives itself near its start (`rank=3`, `[Rank 3]`, `"rank": 3`); else UNKNOWN_RANK."""
-    if "ank" not in text and "RANK" not in text and "%|" not in text:
-        return UNKNOWN_RANK
-    if _GROUP_RANK.search(text) is not None:
-        return UNKNOWN_RANK
-    for pattern in _IN_TEXT:
-        if (found := pattern.search(text)) is not None:
-            return int(found.group(1))
-    return UNKNOWN_RANK

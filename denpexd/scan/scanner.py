@@ -1,4 +1,7 @@
-"""Signals and built-in patterns compiled for scanning: two databases, one for all bytes, one for progress."""
+"""Signals and built-in patterns compiled for scanning: two databases, one for all bytes, one for progress.
+
+A text that one rank prints again and again is not looked at each time.
+"""
 
 import copy
 import re
@@ -30,6 +33,9 @@ _CAPTURE = re.compile(r"\(\?P?<\w+>")  # two patterns may use the same name
 
 Named = tuple[int, int, tuple[int, ...]]
 """A segment that may match something: start, end, ids."""
+
+_REPEATS = 4
+_SECOND = 1.0
 
 
 class Scanner:
@@ -161,3 +167,28 @@ def _by_segment(data: bytes, candidates: list[tuple[int, int]]) -> list[Named]:
 def _segment_start(data: bytes, position: int) -> int:
     line = data.rfind(b"\n", 0, position) + 1
     return max(line, data.rfind(b"\r", line, position) + 1)
+
+
+class Repeats:
+    """How often each id was named lately in the stream of one rank."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._told: dict[int, int] = {}  # by id, since ...
+        self._since = float("-inf")
+
+    def leave_out(self, named: list[Named], t: float) -> list[Named]:
+        """Of ids that tell nothing new only some first ones in a second stay, and the last of those read at `t`."""
+        if not 0.0 <= t - self._since < _SECOND:
+            self._told, self._since = {}, t
+        last = {number: place for place, (_, _, ids) in enumerate(named) for number in ids}
+        kept: list[Named] = []
+        for place, (start, end, ids) in enumerate(named):
+            for number in ids:
+                self._told[number] = self._told.get(number, 0) + 1
+            wanted = tuple(
+                n for n in ids if self._told[n] <= _REPEATS or last[n] == place or not self._scanner.repeats_itself(n)
+            )
+            if wanted:
+                kept.append((start, end, wanted))
+        return kept

@@ -10,13 +10,11 @@ from denpexd.core.records import process_of
 from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception, under_task
 from denpexd.scan.blocks import Opening
-from denpexd.scan.census import census, shares
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
 from denpexd.scan.lines import View, is_handled, segment_end, shorten, view
 from denpexd.scan.prefixes import Line, PrefixReader
-from denpexd.scan.repeats import Repeats
-from denpexd.scan.scanner import Named, Scanner, present
-from denpexd.scan.writers import OpenBlocks
+from denpexd.scan.scanner import Named, Repeats, Scanner, present
+from denpexd.scan.writers import OpenBlocks, census, shares
 
 __all__ = ["Scanner", "Stream"]
 
@@ -309,11 +307,9 @@ class Stream:
 
     def _activity(self, size: int, buffer: bytes) -> list[Event]:
         """Who wrote these bytes. Interleaved: shares by lines of the last 64 KiB; history: only by lines looked at."""
-        if not size:
-            return []
-        if not self.interleaved:
+        if size and not self.interleaved:
             return [Activity(self._t, self.rank, self.source, size, self._history)]
         heard = self._heard
-        if not self._history:
+        if size and not self._history:
             heard = census(buffer, self._prefixes, None if b"\n" in buffer else self._head)
-        return shares(size, heard, self._t, self.source, self._history)
+        return shares(size, heard, self._t, self.source, self._history) if size else []

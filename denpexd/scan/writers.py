@@ -1,13 +1,13 @@
-"""The open blocks of one stream, each fed by the lines of its own writer only."""
+"""Who writes into one stream: the open blocks, each fed by the lines of its own writer only, and who wrote how much."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from denpexd.core.events import Event
+from denpexd.core.events import UNKNOWN_RANK, Activity, Event
 from denpexd.scan.blocks import Block, Opening, Traceback
 from denpexd.scan.dumps import Faulthandler, Watchdog
 from denpexd.scan.launcher import LauncherReader, Summary
-from denpexd.scan.prefixes import Line
+from denpexd.scan.prefixes import Line, PrefixReader
 
 _IDLE = 1.0
 _MOST_SILENCE = 2.0
@@ -17,6 +17,9 @@ _KINDS: dict[str, Callable[[Opening], Block]] = {
     "faulthandler": Faulthandler,
     "watchdog": Watchdog,
 }
+
+_LATEST = 64 << 10
+_HEAD = 512  # bytes of a line in which its rank stands
 
 
 @dataclass(slots=True)
@@ -88,3 +91,20 @@ class OpenBlocks:
                 del self._open[key]
                 events += each.block.finish()
         return events
+
+
+def census(buffer: bytes, prefixes: PrefixReader, head: Line | None) -> dict[int, int]:
+    """Bytes by rank in the last 64 KiB of whole lines; `head`: what the first segment of an open line says."""
+    heard: dict[int, int] = {}
+    for part in buffer[-_LATEST:].split(b"\n")[len(buffer) > _LATEST :]:
+        for line in prefixes.read(part[:_HEAD], head) if part else ():
+            heard[line.rank] = heard.get(line.rank, 0) + len(part)
+    return heard
+
+
+def shares(size: int, heard: dict[int, int], t: float, source: str, history: bool) -> list[Event]:
+    """`size` bytes as one Activity a rank, in proportion; what is left over belongs to nobody known."""
+    total = max(sum(heard.values()), size)
+    parts = {rank: max(1, size * count // total) for rank, count in heard.items() if rank != UNKNOWN_RANK}
+    parts[UNKNOWN_RANK] = size - sum(parts.values())
+    return [Activity(t, rank, source, count, history) for rank, count in sorted(parts.items()) if count > 0]

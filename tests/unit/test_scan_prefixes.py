@@ -3,7 +3,8 @@
 import pytest
 
 from denpexd.core.events import UNKNOWN_RANK
-from denpexd.scan.prefixes import Line, PrefixReader, rank_in_text
+from denpexd.scan.guesses import rank_in_text
+from denpexd.scan.prefixes import Line, PrefixReader
 
 
 def read(line: bytes, rank: int = UNKNOWN_RANK, *before: bytes) -> Line:
