@@ -275,9 +275,6 @@ class Intake(Witnesses):
             state.reported = None
             state.collectives.clear()
             state.states.pop("timeout", None)
-        self._job_moved(t, history)
-
-    def _job_moved(self, t: float, history: bool) -> None:
         job = self.job
         job.moved_t = t if not history else max(t, job.started_t)
         job.moved_seq, job.moves = job.seq, job.moves + 1

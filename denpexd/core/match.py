@@ -186,7 +186,7 @@ def _correlated(
     collateral = tuple(sorted(named - set(initiating)))
     main = [e for name in want.initiating for e in proof[name]] or [e for es in proof.values() for e in es]
     rest = [e for name, es in proof.items() if name not in want.initiating for e in es]
-    extra, sure = _confirmed(want, signals, job, universe, now, limits)
+    extra, sure = _confirmed(want, signals, job, now, limits)
     evidence = [*main, *(e for e in (*rest, *extra) if e not in main)]
     if not evidence:
         return None
@@ -277,12 +277,11 @@ def _confirmed(
     want: Correlation,
     signals: Mapping[str, Signal],
     job: JobState,
-    universe: Sequence[int],
     now: float,
     limits: Limits,
 ) -> tuple[list[Evidence], bool]:
     extra: list[Evidence] = []
-    sure = True
+    sure, universe = True, job.universe
     for role in want.confirm:
         found = _members(role, signals, job, universe, now, want.window, limits)
         if found is None or not fits(role.ranks, len(found), len(universe), universe, set()):

@@ -114,11 +114,11 @@ def slow(job: JobState, rank: RankState, signal: Signal, now: float, limits: Lim
     `for`: since so many seconds, or until the end of training and for half as long as it had kept up before.
     """
     factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 0.0))
-    known = job.slow_ranks(now).get(rank.rank)
+    known = job.slow.ask(job, now).get(rank.rank)
     if known is None or known[0] < factor:
         return []
     _, text, series = known
-    since = job.slow_since.get(rank.rank, now)
+    since = job.slow.since.get(rank.rank, now)
     if series is not None and (rank.phase == "end" or rank.exits):
         lasting = min(lasting, (since - series.since) / 2)
     if max(rank.moved_t, series.newest[-1].t if series else rank.moved_t) - since < lasting:
@@ -149,7 +149,7 @@ def uneven(job: JobState, rank: RankState, signal: Signal, now: float, limits: L
         series = known.series
         if known.rank is not None or known.teller != rank.rank or not known.wide(factor) or known.wide_since is None:
             continue
-        if series.evidence is None or series.newest[-1].t - known.wide_since < lasting or job.slow_ranks(now):
+        if series.evidence is None or series.newest[-1].t - known.wide_since < lasting or job.slow.ask(job, now):
             continue
         if known.excess >= MATERIAL * (seconds_of_step(job) or series.newest[-1].value):
             text = f"{name}: {series.evidence.text.strip()} (usual ratio before: {median(known.usual):.2f})"

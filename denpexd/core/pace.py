@@ -117,6 +117,27 @@ Slow = dict[int, tuple[float, str, Series | None]]
 """By rank: how many times as long as the others it takes, in words, and the numbers that show it."""
 
 
+@dataclass(slots=True)
+class SlowRanks:
+    """Ranks slower than the others, as they were worked out last. `since`: by rank, without a break."""
+
+    known: tuple[int, float, Slow] | None = None
+    since: dict[int, float] = field(default_factory=dict)
+
+    def ask(self, job: "JobState", now: float) -> Slow:
+        """Worked out once a second at most, and once for the same numbers."""
+        known = self.known
+        if known is None or (known[0] != job.numbers_seq and now >= known[1] + 1.0):
+            known = self.known = job.numbers_seq, now, slow_ranks(job)
+            self.since = {r: self.since.get(r, _slow_from(job, r, series)) for r, (_, _, series) in known[2].items()}
+        return known[2]
+
+
+def _slow_from(job: "JobState", rank: int, series: Series | None) -> float:
+    """When the first of the reports was made that show a rank to be slow; else its last step."""
+    return list(series.newest)[-REPORTS:][0].t if series else job.ranks[rank].moved_t
+
+
 def slow_ranks(job: "JobState") -> Slow:
     """Ranks whose own time has been well above that of the others in each of their last reports."""
     kinds: dict[tuple[str, str], dict[int, Series]] = {}

@@ -14,8 +14,8 @@ from denpexd.core.cadence import Rhythm
 from denpexd.core.devices import Devices
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight_verdict import Analysis
-from denpexd.core.numbers import Numbers, Series
-from denpexd.core.pace import REPORTS, Slow, Tempo, slow_ranks
+from denpexd.core.numbers import Numbers
+from denpexd.core.pace import SlowRanks, Tempo
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Seen, Snapshot, Told
 from denpexd.core.timers import Timers
 from denpexd.core.twins import Twins
@@ -161,8 +161,7 @@ class JobState:
     memo: dict[object, object] | None = None
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
-    slow_known: tuple[int, float, Slow] | None = None
-    slow_since: dict[int, float] = field(default_factory=dict)  # by rank, without a break
+    slow: SlowRanks = field(default_factory=SlowRanks)
     twins: dict[str, Twins] = field(default_factory=dict)  # by number
     timers: Timers = field(default_factory=Timers)
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -177,20 +176,6 @@ class JobState:
         if state is None:
             state = self.ranks[number] = RankState(number)
         return state
-
-    def slow_ranks(self, now: float) -> Slow:
-        """Ranks slower than the others; worked out once a second at most, and once for the same numbers."""
-        known = self.slow_known
-        if known is None or (known[0] != self.numbers_seq and now >= known[1] + 1.0):
-            known = self.slow_known = self.numbers_seq, now, slow_ranks(self)
-            self.slow_since = {
-                rank: self.slow_since.get(rank, self._slow_from(known[2][rank][2], rank)) for rank in known[2]
-            }
-        return known[2]
-
-    def _slow_from(self, series: Series | None, rank: int) -> float:
-        """When the first of the reports was made that show a rank to be slow; else its last step."""
-        return list(series.newest)[-REPORTS:][0].t if series else self.ranks[rank].moved_t
 
     @property
     def universe(self) -> list[int]:

@@ -214,16 +214,6 @@ class Store:
         chosen = sorted((v for v in found.values() if state in (None, v[1])), key=lambda v: -v[2])
         return [json.loads(verdict) for _, _, _, verdict in chosen[:limit]]
 
-    def incident(self, key: str) -> Verdict | None:
-        """The last verdict of one incident (disk)."""
-        with self._memory:
-            fresh = self._unsaved.get(("incident", key))
-        if fresh is not None:
-            return dict(json.loads(fresh[1][3]))
-        with self._disk:
-            rows = self._database.rows("SELECT verdict FROM incidents WHERE key = ?", (key,))
-        return dict(json.loads(rows[0][0])) if rows else None
-
     def journal(self) -> list[str]:
         """The journal, oldest line first (disk)."""
         with self._disk:

@@ -54,8 +54,7 @@ def test_what_was_committed_is_there_after_a_restart(path: Path) -> None:
         assert store.remember("run|1|1", lambda: "another") == "key-1"
         assert store.incidents("open") == [verdict()]
         assert {v["key"] for v in store.incidents()} == {"k", "old"}
-        assert store.incident("old") == verdict("old", state="closed")
-        assert store.incident("none") is None
+        assert store.incidents("closed") == [verdict("old", state="closed")]
         assert store.journal() == ['{"t": 1}', "plain"]
         assert store.sent("k") == {"hook": Sent(1, "opened"), "mail": Sent(1, "opened")}
         assert [(row.delivery.sink, row.delivery.idempotency_key) for row in store.due(NOW)] == [
@@ -226,7 +225,7 @@ def test_a_full_disk_is_said_once_and_the_daemon_goes_on_in_memory(path: Path) -
         store.done(second)
         assert [row.delivery.key for row in store.due(NOW + 6)] == ["k"]
         assert {v["key"] for v in store.incidents("open")} == {"k", "k2"}
-        assert store.incident("k2") == verdict("k2")
+        assert verdict("k2") in store.incidents()
         aside.rename(path)
         store.commit()
         assert store.positions() == {"a": "2"}
