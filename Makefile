@@ -2,6 +2,7 @@
 # make test     the tests
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
+# make secrets  how many fake secrets are hidden, by kind and by what a program did to the text
 # make docs     what is generated from rules and schema: docs/encyclopedia and the JSON Schema of a rule
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
@@ -15,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 INCIDENT ?=
 TIMES ?= 40
 
-.PHONY: setup demo test score explore lint docs check clean
+.PHONY: setup demo test score secrets explore lint docs check clean
 
 setup: $(VENV)/.tools
 
@@ -30,6 +31,9 @@ explore: $(VENV)/.tools
 
 score: $(VENV)/.tools
 	$(BIN)/python tests/scoreboard
+
+secrets: $(VENV)/.tools
+	$(BIN)/python tests/redaction
 
 lint: $(VENV)/.tools
 	$(BIN)/ruff check .

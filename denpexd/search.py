@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
-from denpexd.core.evidence import Evidence
+from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.facts import holds
 from denpexd.core.rule import Catalog, Rule, Signal
 from denpexd.scan.engine import EngineFactory
@@ -167,4 +167,4 @@ def _stem(word: str) -> str:
 
 
 def _one_line(evidence: Evidence) -> str:
-    return " ".join(evidence.text.split())[:200]
+    return beginning(" ".join(evidence.text.split()), 200)

@@ -3,6 +3,14 @@
 from dataclasses import dataclass, replace
 
 
+def beginning(text: str, limit: int) -> str:
+    """At most `limit` characters of a text, cut between words: half a secret would not be recognised as one."""
+    if len(text) <= limit:
+        return text
+    end = max(text.rfind(" ", 0, limit + 1), text.rfind("\n", 0, limit + 1))
+    return text[: end if end > limit // 2 else limit]
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One quotable observation about `rank`; (`teller`, `kind`) is the witness."""

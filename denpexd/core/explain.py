@@ -6,7 +6,7 @@ Nothing is decided here. Placeholders of the texts are filled with ranks; what i
 import re
 from collections.abc import Callable, Sequence
 
-from denpexd.core.evidence import Evidence
+from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.incident import Incident, ranks_text
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
@@ -128,7 +128,7 @@ def against(c: Candidate, job: JobState) -> list[str]:
     for r in c.initiating:
         state = job.ranks.get(r)
         if state and state.reported and state.reported.t < c.cause_t - 1.0:
-            said.append(f"rank {r} had already reported a failed peer: {state.reported.text[:200]}")
+            said.append(f"rank {r} had already reported a failed peer: {beginning(state.reported.text, 200)}")
     return said
 
 
@@ -187,6 +187,6 @@ def _quote(e: Evidence) -> dict[str, object]:
         "source": e.source,
         "offset": e.offset,
         "t": round(e.t, 3),
-        "text": e.text[:MAX_TEXT],
+        "text": beginning(e.text, MAX_TEXT),
         "means": e.means,
     }

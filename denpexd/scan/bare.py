@@ -8,6 +8,7 @@ from dataclasses import replace
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK, Raised
+from denpexd.core.evidence import beginning
 from denpexd.scan.blocks import Opening
 
 EXCEPTION = (
@@ -34,8 +35,8 @@ def bare_exception(opening: Opening) -> Raised | None:
     found = _LINE.search(o.text)
     if found is None or "Traceback (most" in o.text:
         return None
-    kind, message = found["type"], (found["said"] or found["repr"] or "")[:_MOST]
-    text = f"{kind}: {message}"[:500]
+    kind, message = found["type"], beginning(found["said"] or found["repr"] or "", _MOST)
+    text = beginning(f"{kind}: {message}", 500)
     return Raised(o.t, o.rank, o.source, o.offset, text, ((kind, message),), (), o.hooked, o.history, process=o.process)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK, Event, Frame, Frames, Raised
+from denpexd.core.evidence import beginning
 from denpexd.scan.frames import traceback_frame
 from denpexd.scan.lines import is_logged, starts_something
 
@@ -91,7 +92,7 @@ class _Exception:
 
     @property
     def pair(self) -> tuple[str, str]:
-        return self.type, "\n".join(self.message).strip()[:_MOST_MESSAGE]
+        return self.type, beginning("\n".join(self.message).strip(), _MOST_MESSAGE)
 
 
 class Traceback:
@@ -240,7 +241,7 @@ class Traceback:
         if rank == UNKNOWN_RANK and (spawned := _SPAWNED.search(message) or _SPAWNED.search(o.before)) is not None:
             rank = int(spawned.group(1))
         uncaught = o.hooked or not self._logged
-        text = (f"{kind}: {message}".splitlines()[0] if message else kind)[:500] or o.text
+        text = beginning(f"{kind}: {message}".splitlines()[0] if message else kind, 500) or o.text
         chain = tuple(part.pair for part in everything)
         events: list[Event] = [
             Raised(o.t, rank, o.source, o.offset, text, chain, frames, uncaught, o.history, o.process)

@@ -15,6 +15,7 @@ import re2
 _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\r\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _TERMINATOR = re.compile(rb"[\r\n]")
 _LINE_FEED = re.compile(rb"\n")
+_WORD = 512  # a longer one may be cut in the middle
 _DOCKER = b'{"log":"'
 
 # A logging header at the start of a line: time, logger, level in any order, within the first 80 characters.
@@ -116,7 +117,11 @@ def shorten(segment: bytes, limit: int) -> bytes:
     if len(segment) <= limit:
         return segment
     half = limit // 2
-    return segment[:half] + b"\r" + segment[-half:]
+    head, tail = segment[:half], segment[-half:]
+    # Between words, where there are any: half a secret would not be recognised as one.
+    word = min(_WORD, half // 4)
+    end, begin = head.rfind(b" ", half - word), tail.find(b" ", 0, word)
+    return (head[:end] if end > 0 else head) + b"\r" + (tail[begin:] if begin >= 0 else tail)
 
 
 def is_handled(text: str, *, known: bool = False) -> bool:

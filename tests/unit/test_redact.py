@@ -44,7 +44,7 @@ TOKENS: dict[str, Callable[[], str]] = {
     "openai": lambda: "sk" + "-proj-" + alnum(48),
     "slack": lambda: "xo" + "xb-" + some(string.digits, 12) + "-" + alnum(24),
     "slack app": lambda: "xa" + "pp-1-" + alnum(40),
-    "telegram": lambda: some("123456789", 9) + ":" + alnum(35),
+    "telegram": lambda: some("123456789", 9) + ":A" + alnum(34),
     "sendgrid": lambda: "S" + "G." + alnum(22) + "." + alnum(43),
     "stripe": lambda: "sk" + "_live_" + alnum(24),
     "twilio": lambda: "S" + "K" + some(LOWER_HEX, 32),
