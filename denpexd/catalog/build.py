@@ -7,8 +7,8 @@ from denpexd.catalog import schema
 from denpexd.catalog.document import Document, Trail
 from denpexd.catalog.fact_signals import FactSignal
 from denpexd.catalog.patterns import compile_pattern, full_match
-from denpexd.catalog.signals import SHARED_KEYS, FrameSignal, LogSignal, UseSignal
-from denpexd.catalog.signals import Signal as Written
+from denpexd.catalog.schema import SHARED_KEYS, FrameSignal, LogSignal, UseSignal
+from denpexd.catalog.schema import Signal as Written
 from denpexd.catalog.validation import nearest
 from denpexd.core.rule import Correlation, Entry, Example, Matcher, Role, Rule, Signal, Step
 from denpexd.errors import RuleError

@@ -11,9 +11,8 @@ from denpexd.catalog.examples import read_timeline
 from denpexd.catalog.fact_signals import FactSignal
 from denpexd.catalog.load import Loaded
 from denpexd.catalog.patterns import hyperscan_refusals, shape
-from denpexd.catalog.schema import RuleFile
-from denpexd.catalog.signals import LogSignal, SignalFile, UseSignal
-from denpexd.catalog.signals import Signal as Written
+from denpexd.catalog.schema import LogSignal, RuleFile, SignalFile, UseSignal
+from denpexd.catalog.schema import Signal as Written
 from denpexd.catalog.validation import nearest
 from denpexd.core.rule import Rule, Signal
 from denpexd.errors import RuleError

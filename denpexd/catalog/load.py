@@ -9,8 +9,7 @@ import denpexd
 from denpexd.catalog.build import RuleBuilder, build_signal
 from denpexd.catalog.document import Document, read
 from denpexd.catalog.patterns import compile_pattern
-from denpexd.catalog.schema import REQUIRED_TEXTS, RuleFile
-from denpexd.catalog.signals import SignalFile, UseSignal
+from denpexd.catalog.schema import REQUIRED_TEXTS, RuleFile, SignalFile, UseSignal
 from denpexd.catalog.validation import validate
 from denpexd.core.rule import Catalog, Rule, Signal
 from denpexd.errors import RuleError

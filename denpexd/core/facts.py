@@ -10,9 +10,8 @@ from denpexd.core import (
     cadence,
     collectives,
     flight_facts,
-    gpus,
-    kernel,
     loops,
+    machine,
     measures,
     operations,
     raised,
@@ -169,15 +168,15 @@ FACTS: Mapping[str, Fact] = {
     "oom_killed": operations.oom_killed,
     "told_to_stop": operations.told_to_stop,
     "restarted": operations.restarted,
-    "gpu_memory": gpus.gpu_memory,
+    "gpu_memory": machine.gpu_memory,
     "frozen": kept_state("frozen"),
     "disk_sleep": kept_state("disk_sleep"),
     "unreachable": kept_state("unreachable"),
-    "exhausted": raised.exhausted,
-    "gpu_throttled": gpus.throttled,
-    "gpu_ecc": gpus.ecc,
-    "gpu_lost": gpus.lost,
-    "gpu_idle": gpus.idle,
+    "exhausted": machine.exhausted,
+    "gpu_throttled": machine.gpu_throttled,
+    "gpu_ecc": machine.gpu_ecc,
+    "gpu_lost": machine.gpu_lost,
+    "gpu_idle": machine.gpu_idle,
     "stalled": stalled,
     "trained": trained,
     "silent": silent,
@@ -198,7 +197,7 @@ FACTS: Mapping[str, Fact] = {
     "left_first": collectives.left_first,
     "worked_on": collectives.worked_on,
     "fewer_steps": loops.fewer_steps,
-    "xid": kernel.xid,
+    "xid": machine.xid,
     "metric_spread": measures.metric_spread,
     "metric_odd": measures.metric_odd,
     "parted": measures.parted,
@@ -240,10 +239,10 @@ def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: fl
 
 def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     if signal.role == "kernel" or signal.fact == "xid":
-        told = kernel.xid if signal.fact else kernel.line
+        told = machine.xid if signal.fact else machine.kernel_line
         found = told(job, rank, signal, now, limits)
         if signal.lasting:
-            return [e for e in found if e.t > now - kernel.LASTS and not e.history]
+            return [e for e in found if e.t > now - machine.LASTS and not e.history]
         return [e for e in found if not (job.lapsed(rank, e.t) or (e.history and rank.outlived(e.source, e.seq)))]
     if signal.kind == "fact":
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from denpexd.core import devices, stated
 from denpexd.core.cadence import LEARN_FROM
-from denpexd.core.caught import caught
 from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Reader, Reading, counter, is_aside, is_not_finite, normal, ranks_in, value_of
+from denpexd.core.raised import caught
 from denpexd.core.records import Collective, Told, process_of
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_METRICS, MAX_TOLD, JobState, RankState

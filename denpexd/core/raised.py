@@ -1,13 +1,19 @@
-"""Exceptions that a rank raised, as facts, and what had run full when it did: never a failure by itself."""
+"""Exceptions that a rank raised: as facts, and what they weigh once the rank says what it does about them.
+
+Who says that it caught something (shared signals of role `caught`) still may have been at its end: then a process is
+gone, or nothing moves any more. Only the words alone prove less.
+"""
+
+from dataclasses import replace
 
 from denpexd.core import cadence
+from denpexd.core.events import Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.records import RaisedBy
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
 
-AFTER = 15.0  # seconds for which what was full still explains a failure: its end is noticed late
-BEFORE = 5.0  # seconds by which it may be noticed after the failure that it led to
+RECENT = 120.0  # seconds back to which such a line may speak
 
 
 def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -52,15 +58,25 @@ def of_exception(rank: int, known: RaisedBy, text: str, means: str) -> Evidence:
     return Evidence(*at, text, means, seq=known.seq, weight=weight, history=event.history)
 
 
-def exhausted(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Something (`what`) was full on the node of the rank at the time at which it raised an exception or went."""
-    what = str(signal.params.get("what", ""))
-    known = rank.states.get(f"exhausted {what}")
-    if known is None:
-        return []
-    eased = rank.states.get(f"eased {what}")
-    until = eased.t if eased is not None and eased.t > known.t else float("inf")
-    failed = [r.event.t for r in rank.raised if not r.collateral] + [e.event.t for e in rank.exits]
-    if not any(known.t - BEFORE <= t <= until + AFTER for t in failed):
-        return []
-    return [known.saying(signal.means)]
+def caught(state: RankState, said: Evidence) -> None:
+    """What the rank raised and printed shortly before this line is weighed as something that was dealt with."""
+    state.caught = said
+    state.raised = [replace(known, event=weighed(state, known.event)) for known in state.raised]
+    for seen in state.seen.values():
+        seen.first, seen.last = (
+            replace(e, weight="suspect") if _before(said, e.t, e.source, e.offset) else e
+            for e in (seen.first, seen.last)
+        )
+
+
+def weighed(state: RankState, event: Raised) -> Raised:
+    """The exception, not uncaught if the rank has said since what it does about it."""
+    said = state.caught
+    if said is not None and event.uncaught and _before(said, event.t, event.source, event.offset):
+        return replace(event, uncaught=False)
+    return event
+
+
+def _before(said: Evidence, t: float, source: str, offset: int) -> bool:
+    earlier = t < said.t or (t == said.t and (source != said.source or offset < said.offset))
+    return earlier and t >= said.t - RECENT

@@ -4,11 +4,11 @@ import re
 from dataclasses import replace
 
 from denpexd.core.arrivals import Arrivals
-from denpexd.core.caught import weighed
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump
 from denpexd.core.numbers import MAX_RANKS, counter
+from denpexd.core.raised import weighed
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState

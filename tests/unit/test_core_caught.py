@@ -2,9 +2,9 @@
 
 import pytest
 
-from denpexd.core.caught import caught, weighed
 from denpexd.core.events import Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.raised import caught, weighed
 from denpexd.core.records import RaisedBy
 from denpexd.core.state import RankState
 

@@ -11,7 +11,7 @@ from denpexd.core.devices import address, belongs, place
 from denpexd.core.events import UNKNOWN_RANK, Hit, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.intake import Intake
-from denpexd.core.kernel import xid
+from denpexd.core.machine import xid
 from denpexd.core.match import candidate
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import JobState
