@@ -1,17 +1,13 @@
 """When the correlator looks, speaks, corrects itself and is done: events of simulated jobs in, outputs out."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from denpexd.catalog.load import load
 from denpexd.core.asking import BACK_OFF
 from denpexd.core.cadence import Limits
-from denpexd.core.correlate import Correlator
 from denpexd.core.events import (
     UNKNOWN_RANK,
     Activity,
@@ -21,87 +17,22 @@ from denpexd.core.events import (
     Event,
     Exit,
     Fact,
-    Frame,
     Frames,
     Hit,
     Joined,
     Opened,
-    Output,
-    Raised,
     Tick,
     Updated,
     Want,
 )
 from denpexd.core.rule import used_signals
 
-TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
-
-
-class Run:
-    """A job that is watched: ticks come once a second, everything else when it is told."""
-
-    def __init__(self, world_size: int | None = 2, limits: Limits | None = None) -> None:
-        self.core = Correlator(TINY, "run", world_size=world_size, limits=limits)
-        self.said: list[Output] = []
-        self.fed: list[Event] = []
-        self.t = 0
-
-    def until(self, t: float) -> "Run":
-        while self.t + 1 <= t:
-            self.t += 1
-            self.said += self.core.feed([Tick(float(self.t))])
-        return self
-
-    def at(self, t: float, *events: Event) -> "Run":
-        self.until(t)
-        timed = [replace(event, t=float(t)) for event in events]
-        self.fed += timed
-        self.said += self.core.feed(timed)
-        return self
-
-    def trains(self, first: int, last: int, *ranks: int, start: float | None = None) -> "Run":
-        """Each of the ranks (all, if none is given) makes the steps, one a second."""
-        for n in range(first, last + 1):
-            t = n if start is None else start + n - first
-            self.at(t, *(step(rank, n) for rank in ranks or range(len(self.core.job.universe))))
-        return self
-
-    def changes(self, kind: type[Opened] | type[Updated] | type[Closed] | None = None) -> list[Mapping[str, Any]]:
-        wanted = kind or (Opened, Updated, Closed)
-        return [o.verdict for o in self.said if isinstance(o, wanted) and not isinstance(o, Want)]
-
-    @property
-    def wants(self) -> list[Want]:
-        return [o for o in self.said if isinstance(o, Want)]
-
-    @property
-    def only(self) -> Mapping[str, Any]:
-        """The last state of the one incident there was."""
-        final = {v["key"]: v for v in self.changes()}
-        assert len(final) == 1, [(v["key"], v["failure"]) for v in final.values()]
-        return next(iter(final.values()))
-
-
-def line(rank: int, signal: str, fields: Mapping[str, str] | None = None, **how: Any) -> Hit:
-    name = signal if "." in signal else f"line.{signal}"
-    return Hit(0.0, rank, name, f"rank{rank}", 0, signal, fields or {}, **how)
-
-
-def step(rank: int, number: int, **how: Any) -> Hit:
-    return line(rank, "step", {"step": str(number)}, **how)
-
-
-def raised(rank: int, kind: str = "ValueError", message: str = "bad", *, uncaught: bool = True) -> Raised:
-    return Raised(0.0, rank, f"rank{rank}", 0, f"{kind}: {message}", ((kind, message),), (), uncaught)
-
-
-def look(rank: int, *functions: str, kind: str = "py-spy") -> Frames:
-    return Frames(0.0, rank, kind, tuple(Frame(f.split()[0], f.split()[1]) for f in functions))
+from .jobs import TINY, Run, line, mean, raised, stack, step
 
 
 def lonely(ranks: Iterable[int] = (1,)) -> list[Frames]:
     """Rank 0 stands in the exchange of statistics, the others in a barrier."""
-    return [look(0, "exchange layer.py", "evaluate train.py"), *(look(r, "barrier d.py") for r in ranks)]
+    return [stack(0, "exchange layer.py", "evaluate train.py"), *(stack(r, "barrier d.py") for r in ranks)]
 
 
 @pytest.fixture
@@ -236,7 +167,7 @@ def test_one_line_about_an_evaluation_decides_nothing_before_the_budget() -> Non
 def test_a_condition_must_hold_as_long_as_its_rule_says(run: Run) -> None:
     run.trains(1, 10)
     for t in range(20, 100, 5):
-        run.at(t, look(0, "barrier d.py"), look(1, "barrier d.py"))
+        run.at(t, stack(0, "barrier d.py"), stack(1, "barrier d.py"))
     assert run.only["failure"] == "parked"
     assert run.only["opened_t"] == 40.0 + 60.0 - 15.0  # judged first when two looks had agreed
 
@@ -382,10 +313,6 @@ def test_an_incident_can_be_closed_by_hand(run: Run) -> None:
 
 
 # --- degradations -----------------------------------------------------------------------------------------------------
-
-
-def mean(rank: int, value: str, epoch: int = 1) -> Hit:
-    return line(rank, "mean", {"metric": "mean", "value": value, "epoch": str(epoch)})
 
 
 def test_a_degradation_is_told_after_it_settled_and_training_goes_on() -> None:

@@ -1,86 +1,20 @@
 """Each fact of docs/rule-format.md: for which rank it holds, and when it stops to hold."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from denpexd.catalog.load import load
-from denpexd.catalog.patterns import compile_pattern, full_match
-from denpexd.core.cadence import Limits
-from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Frames, Hit, Raised
-from denpexd.core.evidence import Evidence
-from denpexd.core.facts import FACTS, holds
-from denpexd.core.intake import Intake
-from denpexd.core.rule import Matcher, Signal
-from denpexd.core.state import JobState
+from denpexd.catalog.patterns import compile_pattern
+from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Hit, Raised
+from denpexd.core.facts import FACTS
+from denpexd.core.rule import Signal
 
-TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
-LIMITS = Limits()
-
-
-class World:
-    """What the ranks of a job have shown, and what follows for a fact."""
-
-    def __init__(self, world_size: int = 4) -> None:
-        self.job = JobState("job", 0.0, world_size=world_size)
-        self._intake = Intake(TINY, self.job)
-
-    def at(self, t: float, *events: Hit | Raised | Frames | Exit | Fact | Activity) -> "World":
-        for event in events:
-            self.job.seq += 1
-            known = replace(event, t=t)
-            match known:
-                case Hit():
-                    self._intake.hit(known)
-                case Raised():
-                    self._intake.raised(known)
-                case Frames():
-                    self._intake.frames(known)
-                case Exit():
-                    self._intake.exit(known)
-                case Fact():
-                    self._intake.fact(known)
-                case Activity():
-                    self._intake.activity(known)
-        return self
-
-    def steps(self, *ranks: int, until: int = 10) -> "World":
-        """Each of the ranks makes a step a second, up to `until`."""
-        for n in range(1, until + 1):
-            self.at(float(n), *(line(rank, "step", {"step": str(n)}) for rank in ranks))
-        return self
-
-    def evidence(self, rank: int, signal: Signal, now: float = 100.0, window: float = 3600.0) -> list[Evidence]:
-        return holds(self.job, self.job.rank(rank), signal, now, window, LIMITS)
-
-    def who(self, signal: Signal, now: float = 100.0) -> list[int]:
-        """The ranks for which the signal holds."""
-        return [rank for rank in sorted(self.job.ranks) if self.evidence(rank, signal, now)]
-
-
-def line(rank: int, signal: str, fields: Mapping[str, str] | None = None, *, handled: bool = False) -> Hit:
-    name = signal if "." in signal else f"line.{signal}"
-    return Hit(0.0, rank, name, f"rank{rank}", 0, signal, fields or {}, handled)
-
-
-def fact(kind: str, /, **given: str | int | float | bool) -> Signal:
-    """A fact of that kind; what the rule format has as patterns is compiled."""
-    patterns: dict[str, Matcher] = {}
-    for key in ("type", "message", "in", "op", "name", "rest"):
-        if key in given and (key != "name" or kind == "metric_spread"):
-            compiled = full_match if key == "type" else compile_pattern
-            patterns[key] = compiled(str(given.pop(key)))
-    return Signal("own.x", "fact", "because", fact=kind, params=given, param_matchers=patterns)
+from .jobs import TINY, World, fact, line, stack
 
 
 def raised(rank: int, *chain: tuple[str, str], frames: tuple[Frame, ...] = (), uncaught: bool = True) -> Raised:
     return Raised(0.0, rank, f"rank{rank}", 7, "text", chain, frames, uncaught)
-
-
-def stack(rank: int, *functions: str, kind: str = "py-spy") -> Frames:
-    return Frames(0.0, rank, kind, tuple(Frame(f.split()[0], f.split()[1]) for f in functions))
 
 
 @pytest.fixture

@@ -3,89 +3,21 @@
 Each test is a job that was judged wrongly once.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from denpexd.catalog.load import load
-from denpexd.core.correlate import Correlator
 from denpexd.core.events import (
     UNKNOWN_RANK,
     Activity,
     Attempt,
-    Closed,
-    Event,
     Exit,
     Fact,
-    Frame,
-    Frames,
-    Hit,
     Opened,
-    Output,
-    Raised,
-    Tick,
-    Updated,
 )
 from denpexd.core.rule import Catalog
 
-TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
-
-
-class Run:
-    """A job that is watched: ticks come once a second, everything else when it is told."""
-
-    def __init__(self, world_size: int = 2, catalog: Catalog = TINY) -> None:
-        self.core = Correlator(catalog, "run", world_size=world_size)
-        self.said: list[Output] = []
-        self.fed: list[Event] = []
-        self.t = 0
-
-    def until(self, t: float) -> "Run":
-        while self.t + 1 <= t:
-            self.t += 1
-            self.said += self.core.feed([Tick(float(self.t))])
-        return self
-
-    def at(self, t: float, *events: Event) -> "Run":
-        self.until(t)
-        timed = [replace(event, t=float(t)) for event in events]
-        self.fed += timed
-        self.said += self.core.feed(timed)
-        return self
-
-    def trains(self, first: int, last: int, *ranks: int, start: int | None = None) -> "Run":
-        """Each of the ranks (0 and 1, if none is given) makes the steps, one a second."""
-        for n in range(first, last + 1):
-            t = n if start is None else start + n - first
-            self.at(t, *(line(rank, "step", {"step": str(n)}) for rank in ranks or (0, 1)))
-        return self
-
-    @property
-    def final(self) -> list[Mapping[str, Any]]:
-        """The last state of each incident."""
-        last = {o.verdict["key"]: o.verdict for o in self.said if isinstance(o, Opened | Updated | Closed)}
-        return list(last.values())
-
-
-def line(rank: int, signal: str, fields: Mapping[str, str] | None = None, **how: bool) -> Hit:
-    name = signal if "." in signal else f"line.{signal}"
-    return Hit(0.0, rank, name, f"rank{rank}", 0, signal, fields or {}, **how)
-
-
-def raised(rank: int, kind: str = "ValueError", *, uncaught: bool = True) -> Raised:
-    return Raised(0.0, rank, f"rank{rank}", 0, f"{kind}: bad", ((kind, "bad"),), (), uncaught)
-
-
-def stack(rank: int, *functions: str, kind: str = "py-spy") -> Frames:
-    return Frames(0.0, rank, kind, tuple(Frame(f.split()[0], f.split()[1]) for f in functions))
-
-
-def mean(rank: int, value: str) -> Hit:
-    return line(rank, "mean", {"metric": "mean", "value": value, "epoch": "1"})
-
+from .jobs import TINY, Run, line, mean, raised, stack
 
 LONELY = (stack(0, "exchange layer.py", "evaluate train.py"), stack(1, "barrier d.py"))
 

@@ -1,47 +1,19 @@
 """One rule against the state of a job: which ranks started it, which are victims, and how sure that is."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
-from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Frames, Hit, Raised
-from denpexd.core.intake import Intake
+from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Frames
 from denpexd.core.match import Candidate, candidate
 from denpexd.core.rule import Correlation, Role
-from denpexd.core.state import JobState
 
-TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
+from .jobs import TINY, World, line, raised
 
 
-class World:
+class Judged(World):
     """What the ranks of a job have shown, judged by one rule of the tiny catalogue."""
-
-    def __init__(self, world_size: int | None = 4) -> None:
-        self.job = JobState("job", 0.0, world_size=world_size)
-        self._intake = Intake(TINY, self.job)
-
-    def at(self, t: float, *events: Hit | Raised | Frames | Exit | Fact | Activity) -> "World":
-        for event in events:
-            self.job.seq += 1
-            known = replace(event, t=t)
-            match known:
-                case Hit():
-                    self._intake.hit(known)
-                case Raised():
-                    self._intake.raised(known)
-                case Frames():
-                    self._intake.frames(known)
-                case Exit():
-                    self._intake.exit(known)
-                case Fact():
-                    self._intake.fact(known)
-                case Activity():
-                    self._intake.activity(known)
-        return self
 
     def judge(self, rule: str, correlation: Correlation | None = None, now: float = 100.0) -> Candidate | None:
         known = TINY.rules[rule]
@@ -55,15 +27,6 @@ class World:
         return it
 
 
-def line(rank: int, signal: str, fields: Mapping[str, str] | None = None, *, history: bool = False) -> Hit:
-    name = signal if "." in signal else f"line.{signal}"
-    return Hit(0.0, rank, name, f"rank{rank}", 0, signal, fields or {}, history=history)
-
-
-def raised(rank: int, kind: str = "ValueError", *, uncaught: bool = True) -> Raised:
-    return Raised(0.0, rank, f"rank{rank}", 0, f"{kind}: bad", ((kind, "bad"),), (), uncaught)
-
-
 def dump(rank: int, *functions: str) -> Frames:
     """A stack that the program printed: no second look needed."""
     return Frames(0.0, rank, "faulthandler", tuple(Frame(f.split()[0], f.split()[1]) for f in functions))
@@ -74,68 +37,68 @@ def heard(*ranks: int) -> list[Activity]:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> Judged:
+    return Judged()
 
 
 # --- local failures ---------------------------------------------------------------------------------------------------
 
 
-def test_whoever_showed_it_first_started_it_and_everyone_else_is_a_victim(world: World) -> None:
+def test_whoever_showed_it_first_started_it_and_everyone_else_is_a_victim(world: Judged) -> None:
     c = world.at(10.0, raised(2)).at(20.0, line(0, "lost"), line(1, "lost")).at(21.0, raised(0)).found("any-error")
     assert (c.initiating, c.collateral) == ((2,), (0, 1, 3))
     assert (c.cause_t, c.fatal) == (10.0, True)
 
 
-def test_ranks_that_fail_within_two_seconds_failed_together(world: World) -> None:
+def test_ranks_that_fail_within_two_seconds_failed_together(world: Judged) -> None:
     world.at(10.0, raised(2)).at(10.5, line(3, "lost")).at(12.0, raised(0)).at(12.1, raised(1))
     assert world.found("any-error").initiating == (0, 2)
 
 
-def test_later_ones_count_while_nobody_had_reported_a_lost_peer(world: World) -> None:
+def test_later_ones_count_while_nobody_had_reported_a_lost_peer(world: Judged) -> None:
     world.at(10.0, raised(2)).at(25.0, raised(0)).at(26.0, line(3, "lost")).at(27.0, raised(1))
     assert world.found("any-error").initiating == (0, 2)
 
 
-def test_half_a_minute_later_is_another_failure(world: World) -> None:
+def test_half_a_minute_later_is_another_failure(world: Judged) -> None:
     world.at(10.0, raised(2)).at(40.5, raised(0))
     assert world.found("any-error").initiating == (2,)
 
 
-def test_victims_that_raise_after_they_reported_a_lost_peer_are_not_initiating(world: World) -> None:
+def test_victims_that_raise_after_they_reported_a_lost_peer_are_not_initiating(world: Judged) -> None:
     world.at(9.9, line(1, "lost")).at(10.0, raised(1)).at(10.1, raised(0))
     assert world.found("any-error").initiating == (0,)
 
 
-def test_where_all_had_reported_a_lost_peer_nobody_started_it_here(world: World) -> None:
+def test_where_all_had_reported_a_lost_peer_nobody_started_it_here(world: Judged) -> None:
     world.at(9.0, line(1, "lost")).at(10.0, raised(1))
     assert world.judge("any-error") is None
 
 
-def test_a_line_of_an_unknown_rank_names_nobody_without_a_launcher(world: World) -> None:
+def test_a_line_of_an_unknown_rank_names_nobody_without_a_launcher(world: Judged) -> None:
     c = world.at(10.0, line(UNKNOWN_RANK, "bad-file.printed")).found("bad-file")
     assert (c.initiating, c.collateral) == ((), ())
 
 
-def test_a_line_of_an_unknown_rank_is_placed_by_the_launchers_root_cause(world: World) -> None:
+def test_a_line_of_an_unknown_rank_is_placed_by_the_launchers_root_cause(world: Judged) -> None:
     world.at(10.0, line(UNKNOWN_RANK, "bad-file.printed"), Fact(0.0, 3, "launcher_root"))
     assert world.found("bad-file").initiating == (3,)
 
 
-def test_a_line_of_an_unknown_rank_is_placed_by_the_traceback_that_it_stands_in(world: World) -> None:
+def test_a_line_of_an_unknown_rank_is_placed_by_the_traceback_that_it_stands_in(world: Judged) -> None:
     driver = f"rank{UNKNOWN_RANK}"
     world.at(10.0, line(UNKNOWN_RANK, "bad-file.printed"), replace(raised(2), source=driver), raised(1))
     assert world.found("bad-file").initiating == (2,)
 
 
-def test_the_launchers_root_cause_decides_between_exits_that_only_it_reports(world: World) -> None:
+def test_the_launchers_root_cause_decides_between_exits_that_only_it_reports(world: Judged) -> None:
     world.at(10.0, Exit(0.0, 0, 1, "launcher"), Exit(0.0, 2, 1, "launcher"), Exit(0.0, 3, 1, "launcher"))
     assert world.found("any-error").initiating == (0, 2, 3)
     world.at(10.0, Fact(0.0, 2, "launcher_root"))
     assert world.found("any-error").initiating == (2,)
 
 
-def test_the_launchers_word_alone_about_a_rank_whose_log_is_not_there_decides_nothing(world: World) -> None:
+def test_the_launchers_word_alone_about_a_rank_whose_log_is_not_there_decides_nothing(world: Judged) -> None:
     world.at(1.0, Activity(0.0, 0, "rank0", 9))
     world.at(10.0, Exit(0.0, 3, 1, "launcher"), Fact(0.0, 3, "launcher_root"))
     found = world.found("any-error")
@@ -144,43 +107,43 @@ def test_the_launchers_word_alone_about_a_rank_whose_log_is_not_there_decides_no
     assert world.found("any-error").certainty == "likely"
 
 
-def test_the_launchers_root_cause_is_used_only_when_nothing_better_speaks(world: World) -> None:
+def test_the_launchers_root_cause_is_used_only_when_nothing_better_speaks(world: Judged) -> None:
     world.at(10.0, raised(1), Exit(0.0, 1, 1, "launcher")).at(11.0, Exit(0.0, 2, 1, "launcher"))
     world.at(11.0, Fact(0.0, 2, "launcher_root"))
     assert world.found("any-error").initiating == (1,)
 
 
-def test_an_exception_and_the_end_of_its_process_confirm_each_other(world: World) -> None:
+def test_an_exception_and_the_end_of_its_process_confirm_each_other(world: Judged) -> None:
     world.at(10.0, raised(1))
     assert world.found("any-error").certainty == "likely"
     assert world.at(11.0, Exit(0.0, 1, None)).found("any-error").certainty == "confirmed"
 
 
-def test_a_victims_report_is_a_second_witness(world: World) -> None:
+def test_a_victims_report_is_a_second_witness(world: Judged) -> None:
     world.at(10.0, raised(1)).at(11.0, line(0, "lost"))
     assert world.found("any-error").certainty == "confirmed"
 
 
-def test_two_ranks_that_say_the_same_confirm_each_other(world: World) -> None:
+def test_two_ranks_that_say_the_same_confirm_each_other(world: Judged) -> None:
     assert world.at(10.0, line(0, "full-disk.printed")).found("full-disk").certainty == "likely"
     assert world.at(10.5, line(1, "full-disk.printed")).found("full-disk").certainty == "confirmed"
 
 
-def test_a_failure_whose_rank_is_not_known_is_never_confirmed(world: World) -> None:
+def test_a_failure_whose_rank_is_not_known_is_never_confirmed(world: Judged) -> None:
     world.at(10.0, line(UNKNOWN_RANK, "bad-file.printed")).at(11.0, line(0, "lost"))
     assert world.found("bad-file").certainty == "likely"
 
 
-def test_an_exit_code_alone_is_never_certain(world: World) -> None:
+def test_an_exit_code_alone_is_never_certain(world: Judged) -> None:
     world.at(10.0, Exit(0.0, 1, -9)).at(11.0, line(0, "lost"))
     assert world.found("killed").certainty == "likely"
 
 
-def test_handled_errors_are_not_fatal(world: World) -> None:
+def test_handled_errors_are_not_fatal(world: Judged) -> None:
     assert not world.at(10.0, raised(1, uncaught=False)).found("any-error").fatal
 
 
-def test_a_candidate_is_history_if_all_of_its_evidence_is(world: World) -> None:
+def test_a_candidate_is_history_if_all_of_its_evidence_is(world: Judged) -> None:
     assert world.at(1.0, line(1, "bad-file.printed", history=True)).found("bad-file").history
     assert not world.at(2.0, line(1, "bad-file.printed")).found("bad-file").history
 
@@ -206,13 +169,13 @@ def only(ranks: str) -> Correlation:
 def test_how_many_ranks_may_fit_a_role(ranks: str, counts: list[int]) -> None:
     fitting = []
     for count in range(5):
-        world = World().at(1.0, *heard(0, 1, 2, 3), *(line(r, "bad-file.printed") for r in range(count)))
+        world = Judged().at(1.0, *heard(0, 1, 2, 3), *(line(r, "bad-file.printed") for r in range(count)))
         if world.judge("bad-file", only(ranks)) is not None:
             fitting.append(count)
     assert fitting == counts
 
 
-def test_roles_are_disjoint_and_assigned_in_order(world: World) -> None:
+def test_roles_are_disjoint_and_assigned_in_order(world: Judged) -> None:
     printed = (("bad-file.printed",),)
     roles = (Role("first", "any", any_of=printed), Role("second", "maybe", any_of=printed), Role("others", "rest"))
     world.at(1.0, *heard(0, 1, 2, 3), line(1, "bad-file.printed"), line(2, "bad-file.printed"))
@@ -221,7 +184,7 @@ def test_roles_are_disjoint_and_assigned_in_order(world: World) -> None:
     assert (c.initiating, c.collateral) == ((1, 2), (0, 3))
 
 
-def test_the_rest_binds_only_ranks_that_were_heard(world: World) -> None:
+def test_the_rest_binds_only_ranks_that_were_heard(world: Judged) -> None:
     world.at(1.0, dump(0, "exchange layer.py"), dump(1, "barrier d.py"))
     c = world.found("lonely-eval")
     assert (c.initiating, c.collateral) == ((0,), (1, 2, 3))
@@ -229,7 +192,7 @@ def test_the_rest_binds_only_ranks_that_were_heard(world: World) -> None:
     assert world.judge("lonely-eval") is None
 
 
-def test_a_group_of_signals_must_hold_together(world: World) -> None:
+def test_a_group_of_signals_must_hold_together(world: Judged) -> None:
     together = (("bad-file.printed", "full-disk.printed"),)
     correlation = Correlation((Role("them", "any", any_of=together),), initiating=("them",))
     world.at(1.0, line(0, "bad-file.printed"), line(1, "full-disk.printed"))
@@ -238,7 +201,7 @@ def test_a_group_of_signals_must_hold_together(world: World) -> None:
     assert world.found("bad-file", correlation).initiating == (0,)
 
 
-def test_all_of_and_none_of_bind_the_same_rank(world: World) -> None:
+def test_all_of_and_none_of_bind_the_same_rank(world: Judged) -> None:
     role = Role("them", "any", all_of=("bad-file.printed", "line.told_to_stop"), none_of=("line.lost",))
     correlation = Correlation((role,), initiating=("them",))
     world.at(1.0, *(line(r, s) for r in (0, 1) for s in ("bad-file.printed", "told_to_stop")), line(1, "lost"))
@@ -255,22 +218,22 @@ def order() -> Correlation:
 
 
 def test_order_compares_the_first_evidence_of_roles() -> None:
-    before = World().at(1.0, line(0, "bad-file.printed")).at(2.0, line(1, "full-disk.printed"))
+    before = Judged().at(1.0, line(0, "bad-file.printed")).at(2.0, line(1, "full-disk.printed"))
     assert before.judge("bad-file", order()) is not None
-    after = World().at(1.0, line(1, "full-disk.printed")).at(2.0, line(0, "bad-file.printed"))
+    after = Judged().at(1.0, line(1, "full-disk.printed")).at(2.0, line(0, "bad-file.printed"))
     assert after.judge("bad-file", order()) is None
-    same = World().at(1.0, line(1, "full-disk.printed"), line(0, "bad-file.printed"))
+    same = Judged().at(1.0, line(1, "full-disk.printed"), line(0, "bad-file.printed"))
     assert same.judge("bad-file", order()) is None
 
 
-def test_signals_are_remembered_for_the_window_of_the_rule(world: World) -> None:
+def test_signals_are_remembered_for_the_window_of_the_rule(world: Judged) -> None:
     world.at(1.0, line(0, "bad-file.printed"))
     short = replace(only("any"), window=50.0)
     assert world.judge("bad-file", short, now=50.0) is not None
     assert world.judge("bad-file", short, now=52.0) is None
 
 
-def test_a_correlated_verdict_is_confirmed_by_independent_witnesses_that_agree(world: World) -> None:
+def test_a_correlated_verdict_is_confirmed_by_independent_witnesses_that_agree(world: Judged) -> None:
     world.at(1.0, *(dump(r, "barrier d.py") for r in (1, 2, 3)), dump(0, "exchange layer.py"))
     assert world.found("lonely-eval").certainty == "likely"
     world.at(2.0, dump(0, "exchange layer.py", "evaluate train.py"))
@@ -279,19 +242,19 @@ def test_a_correlated_verdict_is_confirmed_by_independent_witnesses_that_agree(w
     assert world.found("lonely-eval").certainty == "confirmed"
 
 
-def test_ranks_that_were_never_heard_cap_the_certainty(world: World) -> None:
+def test_ranks_that_were_never_heard_cap_the_certainty(world: Judged) -> None:
     world.at(3.0, line(0, "evaluating"), dump(0, "exchange layer.py"), dump(1, "barrier d.py"), *heard(2))
     assert world.found("lonely-eval").certainty == "likely"
     assert world.at(4.0, *heard(3)).found("lonely-eval").certainty == "confirmed"
 
 
-def test_a_symptom_never_claims_to_know(world: World) -> None:
+def test_a_symptom_never_claims_to_know(world: Judged) -> None:
     world.at(1.0, *heard(0, 1, 2, 3), *(line(r, "timeout", {"op": "ALLREDUCE"}) for r in range(4)))
     c = world.found("timed-out")
     assert (c.certainty, c.initiating) == ("undetermined", ())
 
 
-def test_evidence_names_each_quote_once_and_the_initiators_first(world: World) -> None:
+def test_evidence_names_each_quote_once_and_the_initiators_first(world: Judged) -> None:
     world.at(1.0, *heard(0, 1, 2, 3), line(0, "evaluating"), dump(0, "exchange layer.py", "evaluate t.py"))
     c = world.found("lonely-eval")
     assert c.evidence[0].rank == 0
@@ -299,5 +262,7 @@ def test_evidence_names_each_quote_once_and_the_initiators_first(world: World) -
 
 
 def test_the_order_in_which_ranks_are_met_changes_nothing() -> None:
-    met = [World().at(1.0, *heard(*ranks)).at(2.0, raised(2)).at(3.0, raised(1)) for ranks in ((0, 1, 2, 3), (3, 2, 1))]
+    met = [
+        Judged().at(1.0, *heard(*ranks)).at(2.0, raised(2)).at(3.0, raised(1)) for ranks in ((0, 1, 2, 3), (3, 2, 1))
+    ]
     assert {w.found("any-error").initiating for w in met} == {(1, 2)}

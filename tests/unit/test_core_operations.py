@@ -9,7 +9,8 @@ from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Fact, Opened, Output
 from denpexd.core.rule import Signal
 from denpexd.core.state import JobState
 
-from .test_core_facts import TINY, World, fact, line, raised
+from .jobs import TINY, World, fact, line
+from .test_core_facts import raised
 
 OLD_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 39.59 GiB total capacity; {})"
 NEW_OOM = "CUDA out of memory. Tried to allocate 224.00 MiB. GPU 2 has a total capacity of 79.33 GiB of which {}"
