@@ -9,6 +9,7 @@ from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
+from denpexd.core.flight import Dump
 from denpexd.errors import StateError
 from denpexd.keeper import Keeper
 from denpexd.launches import Launches
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 TICK = 1.0
 LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
 GRACE = 10.0
+DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
 KEPT = 1000  # incidents shown
 
@@ -169,11 +171,20 @@ class Daemon:
             self._held = await self.collector.attach(list(self.reader.found))
             self.reader.ranks = {path: rank for path, rank in self._held.items() if rank != UNKNOWN_RANK}
         job = self.evidence_job()
-        if job is not None and (events := await self.collector.watch()):
-            await self.handle(self.pipeline.evidence(job, events))
+        if job is not None:
+            await self._witnesses(job, await self.collector.watch())
         if self.launches is not None:
             for name, events in self.launches.tick([each.core.job for each in self.pipeline.jobs.values()], job):
                 await self.handle(self.pipeline.evidence(name, events))
+
+    async def _witnesses(self, job: str, events: Sequence[Event]) -> None:
+        """One batch, but for dumps: there may be a thousand, and between some of them others have their turn."""
+        dumps = [event for event in events if isinstance(event, Dump)]
+        if rest := [event for event in events if not isinstance(event, Dump)]:
+            await self.handle(self.pipeline.evidence(job, rest))
+        for begin in range(0, len(dumps), DUMPS):
+            await self.handle(self.pipeline.evidence(job, dumps[begin : begin + DUMPS]))
+            await self.clock.sleep(0)
 
     def evidence_job(self) -> str | None:
         """The job that the local processes belong to; what they say before that is known is asked again then."""

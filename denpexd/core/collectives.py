@@ -50,8 +50,16 @@ def _known(job: JobState, rank: RankState, now: float) -> Mapping[str, Collectiv
 
 
 def _peers(job: JobState, group: str, now: float) -> Mapping[int, Collective]:
-    everybody = job.once("in groups", lambda: {r: _known(job, s, now) for r, s in job.ranks.items() if r >= 0})
-    return {r: known[group] for r, known in everybody.items() if group in known}
+    """All ranks of whom anything is known in this group."""
+    return job.once("in groups", lambda: _groups(job, now)).get(group, {})
+
+
+def _groups(job: JobState, now: float) -> dict[str, dict[int, Collective]]:
+    found: dict[str, dict[int, Collective]] = {}
+    for rank, state in job.ranks.items():
+        for group, known in _known(job, state, now).items() if rank >= 0 else ():
+            found.setdefault(group, {})[rank] = known
+    return found
 
 
 def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -63,27 +71,58 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     what = str(signal.params.get("what", "op"))
     if what == "call":
         calls, quoted = _calls(job)
-        return [quoted[rank.rank].saying(signal.means)] if _odd(calls, rank.rank) else []
+        odd = job.once("odd", lambda: _Shown(calls)).is_odd(rank.rank)
+        return [quoted[rank.rank].saying(signal.means)] if odd else []
     found = []
     for group, mine in _known(job, rank, now).items():
         if mine.evidence is None or not mine.op:
             continue
-        peers = {r: c for r, c in _peers(job, group, now).items() if _comparable(mine, c)}
-        if what in ("numel", "shape"):
-            peers = {r: c for r, c in peers.items() if c.kind == mine.kind}
-        if what == "rows":
-            peers = {r: c for r, c in peers.items() if _same_rows(mine, c)}
-        name = {"op": "kind", "rows": "numel"}.get(what, what)
-        values = {r: getattr(c, name) for r, c in peers.items() if c.op and getattr(c, name) is not None}
-        if _odd(values, rank.rank):
+        if _compared(job, group, mine, what, now, alike=what in ("numel", "shape")).is_odd(rank.rank):
             found.append(mine.evidence.saying(signal.means))
     return found
 
 
+class _Shown:
+    """What several ranks show, by rank."""
+
+    def __init__(self, values: Mapping[int, object]) -> None:
+        self._values, counted = values, Counter(values.values())
+        self.differ = len(counted) > 1
+        self._common, count = counted.most_common(1)[0] if values else (None, 0)
+        self._is_clear = len(values) > 2 and count * 2 > len(values)
+
+    def is_odd(self, rank: int) -> bool:
+        """It differs from what a strict majority has; never of two."""
+        return self._is_clear and rank in self._values and self._values[rank] != self._common
+
+
+def _compared(job: JobState, group: str, mine: Collective, what: str, now: float, *, alike: bool) -> _Shown:
+    """What the ranks of the group show that stand where this one does; `alike`: in the same kind of collective.
+
+    Worked out once for all who stand there: one rank at a time would be a million comparisons for a thousand ranks.
+    """
+    name = {"op": "kind", "rows": "numel"}.get(what, what)
+    at = (mine.seq if _is_dumped(mine) else None, mine.kind if alike else None)
+    rows = (mine.op, mine.seq, mine.numel) if what == "rows" else None
+
+    def values() -> _Shown:
+        peers = {r: c for r, c in _peers(job, group, now).items() if c.op and _comparable(mine, c)}
+        if alike:
+            peers = {r: c for r, c in peers.items() if c.kind == mine.kind}
+        if rows:
+            peers = {r: c for r, c in peers.items() if _same_rows(mine, c)}
+        return _Shown({r: value for r, c in peers.items() if (value := getattr(c, name)) is not None})
+
+    return job.once(("compared", group, what, at, rows), values)
+
+
+def _is_dumped(known: Collective) -> bool:
+    return known.evidence is not None and known.evidence.kind == "dump"
+
+
 def _comparable(mine: Collective, other: Collective) -> bool:
     """Dumps say for certain which number of its group a rank stands in: only the same one is meant to be the same."""
-    dumped = mine.evidence is not None and mine.evidence.kind == "dump"
-    return not dumped or mine.seq is None or other.seq is None or mine.seq == other.seq
+    return not _is_dumped(mine) or mine.seq is None or other.seq is None or mine.seq == other.seq
 
 
 def _same_rows(mine: Collective, other: Collective) -> bool:
@@ -94,13 +133,6 @@ def _same_rows(mine: Collective, other: Collective) -> bool:
     return most <= 4 * least and gcd(least, most) >= ROW
 
 
-def _odd(values: Mapping[int, object], rank: int) -> bool:
-    if len(values) < 3 or rank not in values:
-        return False
-    common, count = Counter(values.values()).most_common(1)[0]
-    return count * 2 > len(values) and values[rank] != common
-
-
 def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Some rank of its group stands in the same kind of collective with another size or shape; names no side.
 
@@ -109,23 +141,25 @@ def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
     what = str(signal.params.get("what", "numel"))
     if what == "call":
         calls, quoted = _calls(job)
-        crossed = len(calls) == len(job.universe) and len(set(calls.values())) > 1
+        crossed = job.once("crossed", lambda: len(calls) == len(job.universe) and len(set(calls.values())) > 1)
         return [quoted[rank.rank].saying(signal.means)] if crossed and rank.rank in quoted else []
     found = []
     for group, mine in _known(job, rank, now).items():
-        told = [c for c in _peers(job, group, now).values() if c.op and _comparable(mine, c)]
-        peers = [c for c in told if what == "op" or c.kind == mine.kind]
-        values = {getattr(c, "kind" if what == "op" else what) for c in peers} - {None}
-        if len(values) > 1 and mine.evidence is not None and mine.op:
+        if mine.evidence is None or not mine.op:
+            continue
+        if _compared(job, group, mine, what, now, alike=what != "op").differ:
             found.append(mine.evidence.saying(signal.means))
     return found
 
 
 def _calls(job: JobState) -> tuple[dict[int, str], dict[int, Evidence]]:
     """By rank: the collective it calls, as its stack shows, and what to quote."""
-    known = job.once("calls", lambda: {r: stands.call(job, s) for r, s in job.ranks.items() if r >= 0})
-    found = {r: one for r, one in known.items() if one is not None}
-    return {r: name for r, (name, _) in found.items()}, {r: quoted for r, (_, quoted) in found.items()}
+
+    def shown() -> tuple[dict[int, str], dict[int, Evidence]]:
+        found = {r: one for r, s in job.ranks.items() if r >= 0 and (one := stands.call(job, s)) is not None}
+        return {r: name for r, (name, _) in found.items()}, {r: quoted for r, (_, quoted) in found.items()}
+
+    return job.once("calls", shown)
 
 
 def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -136,14 +170,24 @@ def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
     known = rank.states.get("launched_less")
     found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
     for group, mine in _known(job, rank, now).items():
-        others = [c.enqueued for r, c in _peers(job, group, now).items() if r != rank.rank and c.enqueued is not None]
-        if mine.enqueued is None or not others or mine.evidence is None or _exchanges(job, rank, mine, group, now):
+        if mine.enqueued is None or mine.evidence is None or not _is_last(job, rank.rank, group, now):
             continue
-        if mine.evidence.kind == "dump" and not flight_facts.keeps_waiting(job, rank, now):
+        if _exchanges(job, rank, mine, group, now):
             continue
-        if mine.enqueued < min(others):
-            found.append(mine.evidence.saying(signal.means))
+        if _is_dumped(mine) and not flight_facts.keeps_waiting(job, rank, now):
+            continue
+        found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _is_last(job: JobState, rank: int, group: str, now: float) -> bool:
+    """It alone has enqueued less than all others of the group that tell it."""
+
+    def last() -> int | None:
+        told = sorted((c.enqueued, r) for r, c in _peers(job, group, now).items() if c.enqueued is not None)
+        return told[0][1] if len(told) > 1 and told[0][0] < told[1][0] else None
+
+    return job.once(("last", group), last) == rank
 
 
 def _exchanges(job: JobState, rank: RankState, mine: Collective, group: str, now: float) -> bool:
@@ -157,10 +201,13 @@ def _exchanges(job: JobState, rank: RankState, mine: Collective, group: str, now
 def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     found = []
     for group, mine in _known(job, rank, now).items():
-        waiting = any(c.op for r, c in _peers(job, group, now).items() if r != rank.rank)
-        if mine.idle and waiting and mine.evidence is not None:
+        if mine.idle and mine.evidence is not None and _is_called(job, group, now):
             found.append(mine.evidence.saying(signal.means))
     return found
+
+
+def _is_called(job: JobState, group: str, now: float) -> bool:
+    return job.once(("called", group), lambda: any(c.op for c in _peers(job, group, now).values()))
 
 
 def _reports(job: JobState) -> list[float]:

@@ -37,7 +37,8 @@ from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
 FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind", "eased": "exhausted", "gpu_busy": "gpu_idle"}
-FIELD_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective", "fewer_steps")
+COLLECTIVE_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective")
+FIELD_FACTS = (*COLLECTIVE_FACTS, "fewer_steps")
 STATED_FACTS = (
     "stated",
     "stated_odd",
@@ -112,6 +113,7 @@ class Correlator:
         self._matches.live = {}
         self._speaker.use(catalog.rules)
         self._dirty = set(catalog.rules)
+        self._later = set[str]()  # for the next tick: dumps come by the hundred, and count after some seconds only
 
     def finish(self, now: float) -> list[Output]:
         """Nothing more will be observed: what is explained but has not settled is said now."""
@@ -180,7 +182,7 @@ class Correlator:
                 self._touch(self._index.facts(*STACK_FACTS), news=event.kind == "traceback")
             case Dump():
                 self._intake.dumped(event)
-                self._touch(self._index.facts("dump", *FIELD_FACTS), news=False)
+                self._later |= self._index.facts("dump", *COLLECTIVE_FACTS)
             case Exit():
                 if self._intake.exit(event):
                     self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)
@@ -255,8 +257,8 @@ class Correlator:
             self._measured = self.job.numbers_seq
             self._dirty |= self._index.facts(*PACE_FACTS)
         timed = self._index.timed if silence >= self.limits.min_silence else set()
-        self._judge(timed | set(self._matches.live) | self._dirty)
-        self._dirty = set()
+        self._judge(timed | set(self._matches.live) | self._dirty | self._later)
+        self._dirty, self._later = set(), set()
         self._speaker.speak(out, self.now, at_tick=True)
 
     def _want(self, out: list[Output], kind: str, ranks: tuple[int, ...], why: str) -> None:

@@ -262,7 +262,8 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
 
 def _set_up(job: JobState, rank: RankState, signal: Signal) -> Answer:
     """Mostly one rank prints how the job is set up; it holds for all of them, as long as the attempt lasts."""
-    told = rank.seen.get(signal.id) or next(
-        (s.seen[signal.id] for s in job.ranks.values() if signal.id in s.seen), None
-    )
+    told = rank.seen.get(signal.id)
+    if told is None:
+        others = (s.seen[signal.id] for s in job.ranks.values() if signal.id in s.seen)
+        told = job.once(("set up", signal.id), lambda: next(others, None))
     return [] if told is None else [told.first]

@@ -1,11 +1,42 @@
 """What the Flight Recorder of one rank holds: the operations it entered, in which group, and how far each group is.
 
-Values only. evidence/flight_format.py makes them from the dumps that PyTorch writes; flight_groups, flight_match and
-flight_verdict read them.
+evidence/flight_format.py makes dumps from what PyTorch writes. An `Outline` is a dump made ready, once, to be compared
+with a thousand others: flight_groups, flight_match and flight_verdict then look at each only once.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+EVEN = frozenset(  # as much goes in on every rank, and as much comes out
+    [
+        "all_reduce",
+        "allreduce",
+        "all_reduce_sparse",
+        "allreduce_coalesced",
+        "broadcast",
+        "_broadcast_oop",
+        "_all_gather_base",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_coalesced",
+        "_reduce_scatter_base",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_coalesced",
+    ]
+)
+EVEN_IN = frozenset({"reduce", "_reduce_oop"})  # only the root has something that comes out
+EVEN_OUT = frozenset({"all_gather"})  # a list of tensors: uneven ones may go in, all ranks get the same
+SAME = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "all_reduce_barrier": "barrier",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "all_to_allv": "all_to_all",
+    "reduce_scatter_v": "reduce_scatter",
+}
+
+Token = tuple[str, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +119,100 @@ class Dump:
     def tells(self) -> bool:
         """Whether it says anything about any group."""
         return bool(self.ops or self.progress or self.unnamed)
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The collectives of one group, as they were recorded.
+
+    `places`: number and, of several under one number (coalesced), which; `calls`: what the members must agree on.
+    `newest`, `done`: highest number, of all and of those that have completed; -1: none. `first`: the oldest open one.
+    """
+
+    ops: tuple[Op, ...]
+    places: tuple[tuple[int, int], ...]
+    calls: tuple[str, ...]
+    newest: int
+    done: int
+    first: Op | None
+
+    def at(self, seq: int) -> tuple[Op, ...]:
+        """What was called under this number."""
+        return tuple(op for op, (number, _) in zip(self.ops, self.places, strict=True) if number == seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """`tracks`: by group; `groups`: all that it has used; `exchanges`: those with sends and receives.
+
+    `stands`: the oldest operation that it has entered and not completed. `tokens`: one an operation.
+    """
+
+    dump: Dump
+    tracks: Mapping[str, Track]
+    groups: frozenset[str]
+    exchanges: frozenset[str]
+    stands: Op | None
+    tokens: tuple[Token, ...]
+
+    def before(self, op: Op) -> tuple[Token, ...]:
+        """What preceded an operation."""
+        ops = zip(self.dump.ops, self.tokens, strict=True)
+        return tuple(token for known, token in ops if known.record < op.record)
+
+
+def outline(dump: Dump) -> Outline:
+    """Of one dump."""
+    by_group: dict[str, list[Op]] = {}
+    for op in dump.ops:
+        if op.peer is None:
+            by_group.setdefault(op.group, []).append(op)
+    exchanges = frozenset(op.group for op in dump.ops if op.peer is not None)
+    return Outline(
+        dump,
+        {name: _track(ops) for name, ops in by_group.items()},
+        frozenset({*by_group, *exchanges, *dump.progress}),
+        exchanges,
+        min(dump.pending, key=lambda op: op.record, default=None),
+        tuple(token(op) for op in dump.ops),
+    )
+
+
+def _track(ops: list[Op]) -> Track:
+    times: dict[int, int] = {}
+    places = []
+    for op in ops:
+        nth = times[op.seq] = times.get(op.seq, -1) + 1
+        places.append((op.seq, nth))
+    return Track(
+        tuple(ops),
+        tuple(places),
+        tuple(f"{kind(op)} {amount(op)} {types(op)}" for op in ops),
+        max(op.seq for op in ops),
+        max((op.seq for op in ops if not op.pending), default=-1),
+        min((op for op in ops if op.pending), key=lambda op: (op.seq, op.record), default=None),
+    )
+
+
+def kind(op: Op) -> str:
+    """The operation under one name in all versions."""
+    return SAME.get(op.name, op.name)
+
+
+def amount(op: Op) -> object:
+    """Elements that go in and out, as far as all members must have the same."""
+    if op.name in EVEN:
+        return (sum(op.sizes), sum(op.given))
+    if op.name in EVEN_IN:
+        return sum(op.sizes)
+    return op.given if op.name in EVEN_OUT else None
+
+
+def types(op: Op) -> object:
+    """The type of what goes in, as far as all members must have the same."""
+    return op.dtypes[:1] if op.name in EVEN and op.sizes else None
+
+
+def token(op: Op) -> Token:
+    """What it is in the order of a rank."""
+    return (op.group, kind(op), op.sizes if op.name in EVEN else ())

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from denpexd.core import cadence
 from denpexd.core.evidence import Evidence
-from denpexd.core.flight import Dump
+from denpexd.core.flight import Outline
 from denpexd.core.flight_groups import Place
-from denpexd.core.flight_verdict import Analysis, analyse
+from denpexd.core.flight_verdict import Analysis, compare
 from denpexd.core.records import Collective, Dumped
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
@@ -17,10 +17,10 @@ STEADY = 4.5  # seconds without movement after the dump: in an ordinary moment r
 def dump(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """`shows`: out_of_order, crossed (another was, this one waits), other_call, other_size, absent, passed, waits."""
     known = rank.dump
-    case = job.once("flight", lambda: _analysis(job, now))
+    case, _ = _read(job, now)
     if known is None or case is None or rank.rank not in case.dumps:
         return []
-    text = _text(case, rank.rank, str(signal.params.get("shows", "waits")))
+    text = _text(case, rank.rank, str(signal.params.get("shows", "waits")), named=keeps_waiting(job, rank, now))
     if not text:
         return []
     said = known.dump
@@ -29,21 +29,24 @@ def dump(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
 
 def collectives(job: JobState, rank: RankState, now: float) -> Mapping[str, Collective]:
     """What its dump shows of each group, in the words of a watchdog; empty where it has none that counts."""
-    case = job.once("flight", lambda: _analysis(job, now))
-    if rank.dump is None or case is None or rank.rank not in case.dumps:
-        return {}
-    found = {}
+    return _read(job, now)[1].get(rank.rank, {})
+
+
+def _collectives(job: JobState, case: Analysis) -> dict[int, dict[str, Collective]]:
+    found: dict[int, dict[str, Collective]] = {}
     for name, group in case.groups.items():
-        place = group.places.get(rank.rank)
-        if place is not None:
-            found[name] = _collective(place, rank.dump)
+        for rank, place in group.places.items():
+            if (known := job.ranks[rank].dump) is not None:
+                found.setdefault(rank, {})[name] = _collective(place, known)
     return found
 
 
 def keeps_waiting(job: JobState, rank: RankState, now: float) -> bool:
     """The dumps of all ranks name this one."""
-    case = job.once("flight", lambda: _analysis(job, now))
-    return case is not None and rank.rank in case.verdict.initiating
+    named = job.once(
+        "kept waiting by", lambda: frozenset(case.verdict.initiating if (case := _read(job, now)[0]) else ())
+    )
+    return rank.rank in named
 
 
 def _collective(place: Place, known: Dumped) -> Collective:
@@ -65,18 +68,23 @@ def _collective(place: Place, known: Dumped) -> Collective:
     )
 
 
-def _analysis(job: JobState, now: float) -> Analysis | None:
+def _read(job: JobState, now: float) -> tuple[Analysis | None, Mapping[int, Mapping[str, Collective]]]:
+    return job.once("flight", lambda: _analysis(job, now))
+
+
+def _analysis(job: JobState, now: float) -> tuple[Analysis | None, Mapping[int, Mapping[str, Collective]]]:
     """Of the dumps that still count; worked out anew only when one has come or lapsed."""
-    valid: dict[int, Dump] = {}
+    valid: dict[int, Outline] = {}
     for number, state in job.ranks.items():
         if number >= 0 and state.dump is not None and _counts(job, state, state.dump.since, now):
-            valid[number] = state.dump.dump
+            valid[number] = state.dump.outline
     if not valid:
-        return None
+        return None, {}
     key = (job.world_size, tuple((r, job.ranks[r].dump) for r in sorted(valid)))
     if job.flight_known is None or not _same(job.flight_known[0], key):
-        job.flight_known = key, analyse(valid, job.world_size)
-    return job.flight_known[1]
+        case = compare(valid, job.world_size)
+        job.flight_known = key, case, _collectives(job, case)
+    return job.flight_known[1:]
 
 
 def _same(known: object, key: tuple[int | None, tuple[tuple[int, object], ...]]) -> bool:
@@ -93,9 +101,9 @@ def _counts(job: JobState, state: RankState, since: float, now: float) -> bool:
     return now - since >= STEADY or state.gone is not None
 
 
-def _text(case: Analysis, rank: int, shows: str) -> str:
+def _text(case: Analysis, rank: int, shows: str, *, named: bool) -> str:
     """What to quote, empty where it is not so."""
-    verdict, named = case.verdict, rank in case.verdict.initiating
+    verdict = case.verdict
     op = case.waits.stands.get(rank)
     stands = f"stands in {op.call}, number {op.seq} of group {op.group}" if op is not None else "has nothing open"
     calls = verdict.finding in ("op", "circle")

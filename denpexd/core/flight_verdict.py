@@ -7,7 +7,7 @@ whenever somebody waits for it, and then nobody is named.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from denpexd.core.flight import Dump
+from denpexd.core.flight import Dump, Outline, outline
 from denpexd.core.flight_groups import Group, groups
 from denpexd.core.flight_match import Mismatch, first_mismatch, keeps_order, left_the_order
 from denpexd.core.flight_waits import Waits, waits
@@ -44,7 +44,7 @@ class Verdict:
 class Analysis:
     """Everything found in a set of dumps."""
 
-    dumps: Mapping[int, Dump]
+    dumps: Mapping[int, Outline]
     groups: Mapping[str, Group]
     waits: Waits
     mismatches: tuple[Mismatch, ...]
@@ -54,7 +54,12 @@ class Analysis:
 
 def analyse(dumps: Mapping[int, Dump], world: int | None = None) -> Analysis:
     """Judge the dumps of one moment, by rank; `world`: how many ranks the job has, if known."""
-    telling = {rank: dump for rank, dump in dumps.items() if dump.tells}
+    return compare({rank: outline(dump) for rank, dump in dumps.items()}, world)
+
+
+def compare(dumps: Mapping[int, Outline], world: int | None = None) -> Analysis:
+    """The same, of dumps that have been made ready before."""
+    telling = {rank: one for rank, one in dumps.items() if one.dump.tells}
     found = groups(telling, world)
     known = waits(telling, found)
     mismatches = tuple(m for g in found.values() if (m := first_mismatch(g, telling)) is not None)
@@ -71,13 +76,13 @@ def _verdict(case: Analysis) -> Verdict:
         return _mismatched(min(live, key=lambda m: min(op.record for op in m.calls.values())), case)
     if not case.waits.stands:
         return replace(_NOTHING, missing=_gaps(case.absent))
-    ends, ring = case.waits.ends(), case.waits.circle()
+    ends = case.waits.ends()
     unknown = ends & (set(case.absent) | case.waits.older) | _unseen(case, ends)
     if unknown:
         return _open(case, ends, unknown)
     if ends:
         return _named(case, ends)
-    if ring:
+    if ring := case.waits.circle():
         return _circle(case, ring)
     return _together(case)
 
@@ -120,7 +125,7 @@ def _named(case: Analysis, ends: set[int]) -> Verdict:
         return _together(case)
     if ends - set(named):  # stand in what all of their group stand in, and others wait for them
         return replace(_together(case), suspected=tuple(sorted(ends)))
-    if not all(_few_are_missing(case, rank) for rank in idle):
+    if not _few_are_missing(case).issuperset(idle):
         return _alone(case, idle)
     said = []
     if idle:
@@ -135,18 +140,22 @@ def _named(case: Analysis, ends: set[int]) -> Verdict:
     return Verdict(finding, certainty, tuple(named), _others(case, named), (), "; ".join(said))
 
 
-def _few_are_missing(case: Analysis, rank: int) -> bool:
-    """In some group that waits for it most have come; of two, the one that waits called what it always calls there."""
-    for waiter, on in case.waits.on.items():
-        op = case.waits.stands[waiter]
-        size = len(case.groups[op.group].members)
-        if rank in on and (len(on) * 2 < size or (len(on) * 2 == size and keeps_order(case.dumps[waiter], op))):
-            return True
-    return False
+def _few_are_missing(case: Analysis) -> set[int]:
+    """Who is waited for where most have come, or, of two halves, by one that called what it always calls there."""
+    found: set[int] = set()
+    for waiting, on in case.waits.together():
+        size = len(case.groups[case.waits.stands[waiting[0]].group].members)
+        if len(on) * 2 < size or (len(on) * 2 == size and _as_always(case, waiting)):
+            found |= on
+    return found
+
+
+def _as_always(case: Analysis, waiting: Sequence[int]) -> bool:
+    return any(keeps_order(case.dumps[rank], case.waits.stands[rank]) for rank in waiting)
 
 
 def _alone(case: Analysis, idle: Sequence[int]) -> Verdict:
-    came = sorted(r for r, on in case.waits.on.items() if on & set(idle))
+    came = sorted(r for waiting, on in case.waits.together() if not on.isdisjoint(idle) for r in waiting)
     text = f"only {ranks_text(came)} came{_for(case, set(idle))}; {ranks_text(idle)} entered nothing more"
     why = f"whether {ranks_text(idle)} would have called it: the stacks of all ranks show it"
     return Verdict("alone", "undetermined", (), (), tuple(sorted({*came, *idle})), text, (why,))
@@ -154,10 +163,10 @@ def _alone(case: Analysis, idle: Sequence[int]) -> Verdict:
 
 def _for(case: Analysis, idle: set[int]) -> str:
     """Where somebody waits for them: ` in all_reduce of 1610, group 0, number 31`."""
-    stood = [case.waits.stands[rank] for rank, on in sorted(case.waits.on.items()) if on & idle]
-    if not stood:
+    waiting = sorted(min(ranks) for ranks, on in case.waits.together() if not on.isdisjoint(idle))
+    if not waiting:
         return ""
-    op = min(stood, key=lambda op: op.peer is not None)
+    op = min((case.waits.stands[rank] for rank in waiting), key=lambda op: op.peer is not None)
     return f" in {op.call}, group {case.groups[op.group].label}, number {op.seq}"
 
 

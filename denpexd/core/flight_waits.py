@@ -4,11 +4,11 @@ A rank that others wait for and that waits for nobody is where the chain of wait
 complete in order, so the oldest one is what a rank stands in; a rank stands at the oldest of all its groups.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
-from denpexd.core.flight import Dump, Op
-from denpexd.core.flight_groups import Group, Place
+from denpexd.core.flight import Op, Outline
+from denpexd.core.flight_groups import Group
 
 EVERYBODY = frozenset(  # completes nowhere before all have come
     [
@@ -31,92 +31,104 @@ AHEAD = 8  # broadcasts that may complete before the last has come, where nothin
 
 @dataclass(slots=True)
 class Waits:
-    """`on`: by rank, the ranks that it waits for. `stands`: the operation that each waiting rank stands in.
+    """`on`: by rank, the ranks that it waits for; one set for all who wait in the same. `stands`: the operation that
+    each waiting rank stands in.
 
     `idle`: have nothing open. `passed`: stand in something that another member of the group has completed.
     `older`: their dump was taken before others went on, so it does not show where they are now.
     """
 
-    on: dict[int, set[int]] = field(default_factory=dict)
+    on: dict[int, Set[int]] = field(default_factory=dict)
     stands: dict[int, Op] = field(default_factory=dict)
     idle: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
     older: set[int] = field(default_factory=set)
 
+    def together(self) -> Iterator[tuple[list[int], Set[int]]]:
+        """Ranks that wait for the same, and whom they wait for."""
+        alike: dict[int, tuple[list[int], Set[int]]] = {}
+        for rank, on in self.on.items():
+            alike.setdefault(id(on), ([], on))[0].append(rank)
+        yield from alike.values()
+
     def ends(self) -> set[int]:
         """Ranks that others wait for, directly or not, where the chain of waiting ends: they wait for nobody."""
-        awaited = {m for ranks in self.on.values() for m in ranks}
+        awaited = {m for _, on in self.together() for m in on}
         return {m for m in awaited if not self.on.get(m)}
 
     def circle(self) -> set[int]:
         """Ranks that wait for each other, each for another of them; empty if every chain has an end."""
-        known = set(self.on)
+        alike, known = list(self.together()), set(self.on)
         while known:
-            left = {r for r in known if self.on[r] & known}
-            back = {r for r in left if any(r in self.on[other] for other in left)}
-            if back == known:
+            waiting, awaited = set[int](), set[int]()
+            for ranks, on in alike:
+                if not on.isdisjoint(known) and (left := known.intersection(ranks)):
+                    waiting |= left
+                    awaited |= on
+            if (back := waiting & awaited) == known:
                 return known
             known = back
         return set()
 
 
-def waits(dumps: Mapping[int, Dump], groups: Mapping[str, Group]) -> Waits:
+def waits(dumps: Mapping[int, Outline], groups: Mapping[str, Group]) -> Waits:
     """What the dumps show of waiting; ranks without a readable dump appear only as waited for."""
     found = Waits()
+    busy: set[int] = set()
     for group in groups.values():
         found.older |= _older(group, dumps)
-    for rank, dump in dumps.items():
-        if not dump.pending:
-            if dump.tells and not any(g.places[rank].waits for g in groups.values() if rank in g.places):
+        busy |= {rank for rank, place in group.places.items() if place.waits}
+    missed: dict[tuple[str, int], tuple[set[int], bool]] = {}
+    for rank, one in dumps.items():
+        op = one.stands
+        if op is None:
+            if one.dump.tells and rank not in busy:
                 found.idle.add(rank)
             continue
-        op = min(dump.pending, key=lambda o: o.record)
         found.stands[rank] = op
         group = groups[op.group]
         if op.peer is not None:
-            on, passed = _other_side(rank, op, group, dumps), False
-        else:
-            on, passed = _missed(group.places[rank], op, group)
-        found.on[rank] = on
-        if passed and not on:
+            found.on[rank] = _other_side(rank, op, group, dumps)
+            continue
+        on, passed = missed.get((op.group, op.seq)) or missed.setdefault((op.group, op.seq), _missed(op.seq, group))
+        found.on[rank] = on - {rank} if rank in on else on
+        if passed and not found.on[rank]:
             found.passed.add(rank)
     return found
 
 
-def _missed(mine: Place, op: Op, group: Group) -> tuple[set[int], bool]:
+def _missed(seq: int, group: Group) -> tuple[set[int], bool]:
     """The members that have not come to this collective, and whether one has completed it."""
     on, passed = set(), False
     for member in group.members:
-        if member == mine.rank:
-            continue
         place = group.places.get(member)
-        if place is None or place.done < op.seq - 1 or place.enqueued < op.seq:
+        if place is None or place.done < seq - 1 or place.enqueued < seq:
             on.add(member)
-        elif place.done >= op.seq:
+        elif place.done >= seq:
             passed = True
     return on, passed
 
 
-def _other_side(rank: int, op: Op, group: Group, dumps: Mapping[int, Dump]) -> set[int]:
+def _other_side(rank: int, op: Op, group: Group, dumps: Mapping[int, Outline]) -> set[int]:
     """The peer of a send or receive, unless it stands in the counterpart."""
     if op.peer is None or not 0 <= op.peer < len(group.members):
         return set()
     peer = group.members[op.peer]
-    dump = dumps.get(peer)
-    if dump is None or not dump.pending:
+    known = dumps.get(peer)
+    if known is None or (other := known.stands) is None:
         return {peer}
-    other = min(dump.pending, key=lambda o: o.record)
     mine = group.members.index(rank) if rank in group.members else -1
     meets = other.group == op.group and other.peer == mine and other.sends != op.sends
     return set() if meets else {peer}
 
 
-def _older(group: Group, dumps: Mapping[int, Dump]) -> set[int]:
+def _older(group: Group, dumps: Mapping[int, Outline]) -> set[int]:
     """Members that cannot be where their dump shows them: others have completed what needs them too."""
     if not group.places:
         return set()
     ahead = max(group.places.values(), key=lambda place: (place.done, -place.rank))
-    done = [o for o in dumps[ahead.rank].ops if o.group == group.name and o.peer is None and o.seq <= ahead.done]
+    track = dumps[ahead.rank].tracks.get(group.name)
+    done = [op for op in (track.ops if track is not None else ()) if op.seq <= ahead.done]
     last = max((o.seq for o in done if not o.pending and o.name in EVERYBODY), default=-1)
     newest = max((o.seq for o in done), default=-1)
     found = set()

@@ -9,6 +9,8 @@ AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
 
 def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Has left its loop while another rank's loop is not over."""
+    if not _may_have_left(job, rank):
+        return []
     others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.step is not None and s.moves > 1]
     text = _shorter_loop(rank, others)
     if text is not None:
@@ -19,6 +21,13 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
     over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
     return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []
+
+
+def _may_have_left(job: JobState, rank: RankState) -> bool:
+    """Whether to compare it with all others, which for a thousand ranks is a million comparisons."""
+    longest = job.once("longest loop", lambda: max((s.total or 0 for r, s in job.ranks.items() if r >= 0), default=0))
+    shorter = rank.total is not None and rank.total < longest
+    return shorter or rank.batches is not None or bool(rank.exits) or rank.phase in AFTER_LOOP
 
 
 def _saves_midway(rank: RankState) -> bool:

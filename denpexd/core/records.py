@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from denpexd.core.events import UNKNOWN_RANK, Exit, Frame, Frames, Raised
 from denpexd.core.evidence import Evidence
-from denpexd.core.flight import Dump
+from denpexd.core.flight import Dump, Outline
 from denpexd.core.numbers import ranks_in
 
 MAX_PROCESSES = 100_000
@@ -35,11 +35,15 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    """The newest Flight Recorder dump; `since`: from when on an equal one is known."""
+    """The newest Flight Recorder dump, made ready to be compared; `since`: from when on an equal one is known."""
 
-    dump: Dump
+    outline: Outline
     seq: int
     since: float
+
+    @property
+    def dump(self) -> Dump:
+        return self.outline.dump
 
 
 @dataclass(slots=True)

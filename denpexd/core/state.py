@@ -167,7 +167,7 @@ class JobState:
     arrivals: Arrivals = field(default_factory=Arrivals)
     processes: Processes = field(default_factory=Processes)
     told: dict[str, list[Told]] = field(default_factory=dict)  # by event
-    flight_known: tuple[object, Analysis] | None = None
+    flight_known: tuple[object, Analysis, Mapping[int, Mapping[str, Collective]]] | None = None
     rounds: list[Round] = field(default_factory=list)
     launch: Launch = field(default_factory=Launch)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from denpexd.core.arrivals import Arrivals
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
-from denpexd.core.flight import Dump
+from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
 from denpexd.core.raised import weighed
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot
@@ -101,7 +101,7 @@ class Witnesses:
             )
         ):
             since = min(before.since, event.t)
-        state.dump = Dumped(event, self.job.seq, since)
+        state.dump = Dumped(outline(event), self.job.seq, since)
 
     def exit(self, event: Exit) -> bool:
         """Whether it tells anything new."""

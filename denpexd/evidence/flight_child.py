@@ -1,8 +1,9 @@
 """Runs alone in a process of its own (python -I -S FILE): decodes Flight Recorder dumps that nobody vouches for.
 
-Standard library only, nothing of denpexd. Its arguments are numbers of open files; for each it prints one line of JSON:
-`{"dump": ...}` with what the reader needs, or `{"wrong": ...}`. Pickles hold plain values only: every global, every
-persistent id is refused, so nothing that a file names is ever imported or called.
+Standard library only, nothing of denpexd. Its arguments are how many operations to keep of a file, and the numbers of
+open files; for each it prints one line of JSON: `{"dump": ...}` with what the reader needs, or `{"wrong": ...}`.
+Pickles hold plain values only: every global, every persistent id is refused, so nothing that a file names is ever
+imported or called.
 """
 
 import io
@@ -16,10 +17,10 @@ from typing import Any
 MEMORY = 1 << 30
 SECONDS = 30  # of CPU for all files of one process
 MOST = 64 << 20  # bytes of one file
-ENTRIES = 4096  # newest of one file
 NODES = 1_500_000  # values in what is printed: shared parts of a pickle could multiply without end
 FRAMES = 40
 TEXT = 300
+MEMBERS = 1 << 20  # characters: the ranks of a group are one text, "[0, 1, 2]"
 DEEP = 6
 KEPT = (
     *("record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "seq_id", "profiling_name"),
@@ -56,16 +57,17 @@ def decode(data: bytes) -> Any:
 class Lean:
     """Makes a document small and plain: known keys, short texts, few levels, a bounded number of values."""
 
-    def __init__(self) -> None:
-        self.nodes = 0
+    def __init__(self, most: int) -> None:
+        self.most, self.nodes = most, 0
 
-    def plain(self, value: Any, depth: int = 0) -> Any:
-        """The same value with everything cut that no dump needs."""
+    def plain(self, value: Any, depth: int = 0, text: int = TEXT) -> Any:
+        """The same value with everything cut that no dump needs; `text`: characters to keep of each text."""
         self.nodes += 1
         if self.nodes > NODES:
             raise ValueError("it holds more than a dump can")
         if isinstance(value, str):
-            return value[:TEXT]
+            self.nodes += min(len(value), text) // TEXT
+            return value[:text]
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int):
@@ -73,8 +75,9 @@ class Lean:
         if depth >= DEEP:
             return None
         if isinstance(value, dict):
-            return {str(k)[:TEXT]: self.plain(v, depth + 1) for k, v in value.items() if isinstance(k, str | int)}
-        return [self.plain(v, depth + 1) for v in value] if isinstance(value, list | tuple) else None
+            known = {k: v for k, v in value.items() if isinstance(k, str | int)}
+            return {str(k)[:TEXT]: self.plain(v, depth + 1, text) for k, v in known.items()}
+        return [self.plain(v, depth + 1, text) for v in value] if isinstance(value, list | tuple) else None
 
     def document(self, whole: Any) -> dict[str, Any]:
         """A dump without what the reader does not look at: old entries that are done, frames of these."""
@@ -82,11 +85,13 @@ class Lean:
             whole = {"version": "1", "entries": whole}  # torch 2.2 wrote the bare list
         if not isinstance(whole, dict) or not ("version" in whole or "entries" in whole):
             raise ValueError("it holds no dump")
-        lean = {key: self.plain(whole[key]) for key in ("version", "pg_config", "pg_status") if key in whole}
+        lean = {key: self.plain(whole[key]) for key in ("version", "pg_status") if key in whole}
+        if "pg_config" in whole:
+            lean["pg_config"] = self.plain(whole["pg_config"], text=MEMBERS)
         entries = whole.get("entries")
         if isinstance(entries, list | tuple):
-            old, new = entries[:-ENTRIES], entries[-ENTRIES:]
-            kept = [e for e in old if isinstance(e, dict) and is_open(e)][:ENTRIES]
+            old, new = entries[: -self.most], entries[-self.most :]
+            kept = [e for e in old if isinstance(e, dict) and is_open(e)][: self.most]
             kept += [e for e in new if isinstance(e, dict)]
             lean["entries"] = [self.entry(e) for e in kept]
         return lean
@@ -105,7 +110,7 @@ def is_open(entry: dict[Any, Any]) -> bool:
     return entry.get("state") != "completed" and entry.get("retired") is not True
 
 
-def answer(number: int) -> dict[str, Any]:
+def answer(number: int, most: int) -> dict[str, Any]:
     """What is printed for one open file."""
     data = b""
     try:
@@ -113,7 +118,7 @@ def answer(number: int) -> dict[str, Any]:
             data = file.read(MOST + 1)
         if len(data) > MOST:
             return {"wrong": f"larger than {MOST >> 20} MiB"}
-        return {"dump": Lean().document(decode(data)), "bytes": len(data)}
+        return {"dump": Lean(most).document(decode(data)), "bytes": len(data)}
     except Refused as wrong:
         return {"wrong": f"refused: {wrong}", "bytes": len(data)}
     except MemoryError:
@@ -144,8 +149,9 @@ def main() -> None:
         (resource.RLIMIT_FSIZE, 0),
     ):
         resource.setrlimit(what, (most, most))
-    for number in sys.argv[1:]:
-        sys.stdout.write(json.dumps(answer(int(number))) + "\n")
+    most, *numbers = map(int, sys.argv[1:])
+    for number in numbers:
+        sys.stdout.write(json.dumps(answer(number, most)) + "\n")
         sys.stdout.flush()
 
 

@@ -16,6 +16,7 @@ or of another type is left out: a damaged field never makes a dump useless.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from denpexd.core.flight import Dump, Op, Progress
@@ -113,14 +114,18 @@ def _members(config: object, texts: dict[str, str]) -> dict[str, tuple[int, ...]
             continue
         name = _text(str(key)) or "0"
         ranks = group.get("ranks")
-        numbers = re.findall(r"\d{1,7}", ranks) if isinstance(ranks, str) else _list(ranks)
-        whole = tuple(n for r in numbers if (n := _int(r)) is not None and 0 <= n < _MOST_RANKS)
-        if whole:
+        if whole := _ranks(ranks if isinstance(ranks, str) else str(_list(ranks))):
             found[name] = whole
         text = group.get("desc")
         if isinstance(text, str) and not texts.get(name):
             texts[name] = _text(text)
     return found
+
+
+@lru_cache(256)  # all members tell the same, and then hold it once
+def _ranks(text: str) -> tuple[int, ...]:
+    numbers = (int(number) for number in re.findall(r"(?<![\w.-])\d{1,7}(?![\w.])", text))
+    return tuple(number for number in numbers if number < _MOST_RANKS)
 
 
 def _progress(
@@ -160,6 +165,7 @@ def _numels(sizes: object) -> tuple[int, ...]:
     return tuple(found)
 
 
+@lru_cache(1024)  # of a thousand dumps all name the same operations and groups
 def _text(value: str) -> str:
     """Fit for a terminal: dumps are data of strangers."""
     return "".join(char if char.isprintable() else "?" for char in value[:200])

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,8 @@ from denpexd.evidence.flight_format import to_dump
 
 MOST_OPS = 256
 """How many operations of a dump the core is told of: enough for several steps of a model."""
+ALL_OPS = 4096
+"""How many are read where nothing else waits; PyTorch keeps 2,000 if nobody asks for another number."""
 
 _CHILD = Path(__file__).with_name("flight_child.py")
 _AT_ONCE = 32
@@ -79,21 +82,19 @@ def _related(found: Sequence[Found]) -> list[Found]:
     ]
 
 
-def read_files(paths: Iterable[Path], t: float = 0.0) -> list[Found]:
-    """Each file once, in this order; its rank is in its name (-1: in no way)."""
-    found: list[Found] = []
-    left = list(paths)
-    while left:
-        found += _batch(left[:_AT_ONCE], t)
-        del left[:_AT_ONCE]
-    return found
+def read_files(paths: Iterable[Path], t: float = 0.0, most: int = ALL_OPS) -> list[Found]:
+    """Each file once, in this order; its rank is in its name (-1: in no way). `most`: operations to keep of each."""
+    named = list(paths)
+    parts = [named[begin : begin + _AT_ONCE] for begin in range(0, len(named), _AT_ONCE)]
+    with ThreadPoolExecutor(2) as pool:  # one child decodes while the answers of another are read
+        return [one for found in pool.map(lambda part: _batch(part, t, most), parts) for one in found]
 
 
-def _batch(paths: Sequence[Path], t: float) -> list[Found]:
+def _batch(paths: Sequence[Path], t: float, most: int) -> list[Found]:
     opened: list[tuple[Path, int | str]] = [(path, _open(path)) for path in paths]
     numbers = [number for _, number in opened if isinstance(number, int)]
     try:
-        answers = _answers(numbers)
+        answers = _answers(numbers, most)
     finally:
         for number in numbers:
             os.close(number)
@@ -117,12 +118,12 @@ def _open(path: Path) -> int | str:
     return wrong or number
 
 
-def _answers(numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
+def _answers(numbers: Sequence[int], most: int) -> dict[int, dict[str, Any]]:
     """What the child says of each open file; a file that it does not survive is told, and the next child goes on."""
     answers: dict[int, dict[str, Any]] = {}
     left = list(numbers)
     while left:
-        lines = _child(left)
+        lines = _child(left, most)
         for line in lines:
             answers[left.pop(0)] = json.loads(line)
         if left:
@@ -130,9 +131,9 @@ def _answers(numbers: Sequence[int]) -> dict[int, dict[str, Any]]:
     return answers
 
 
-def _child(numbers: Sequence[int]) -> list[bytes]:
+def _child(numbers: Sequence[int], most: int) -> list[bytes]:
     """The lines that one child printed before it ended or ran out of patience."""
-    command = [sys.executable, "-I", "-S", str(_CHILD), *map(str, numbers)]
+    command = [sys.executable, "-I", "-S", str(_CHILD), *map(str, (most, *numbers))]
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

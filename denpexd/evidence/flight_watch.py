@@ -18,7 +18,7 @@ from pathlib import Path
 from denpexd.clock import Clock
 from denpexd.core.events import Event
 from denpexd.errors import EvidenceUnavailable
-from denpexd.evidence.flight_read import MOST_OPS, files_in, read_files
+from denpexd.evidence.flight_read import MOST_OPS, files_in, rank_of, read_files
 from denpexd.evidence.procs import Processes, RankProcess
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 EVERY = 2.0  # seconds between two looks for new files
 APART = 600.0  # seconds between two requests to one process
 FRESH = 60.0  # a file that claims to be older by more than that, or younger than now, counts as written now
+RECENT = 600.0  # seconds before our start: what was written earlier is of another moment, as with log files
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _WANTED = (*PREFIXES, PIPE, "HOME", "XDG_CACHE_HOME")
@@ -53,6 +54,8 @@ class FlightRecorder:
         self._environs: dict[tuple[int, int], dict[str, str]] = {}
         self._seen: dict[Path, _Stamp] = {}
         self._told: dict[Path, _Stamp] = {}
+        self._left: dict[Path, _Stamp] = {}
+        self._booted: float | None = None
         self._asked: dict[tuple[int, int], float] = {}
         self._next = float("-inf")
         self._began = clock.now()
@@ -67,18 +70,19 @@ class FlightRecorder:
         if not found:
             return []
         events: list[Event] = []
-        read = await asyncio.to_thread(read_files, list(found), now)
+        read = await asyncio.to_thread(read_files, list(found), now, MOST_OPS)
         for one, written in zip(read, found.values(), strict=True):
             if one.dump is None or one.rank < 0:
                 log.warning("Flight Recorder dump %s cannot be used: %s", one.path, one.wrong)
                 continue
-            t = written if now - FRESH <= written <= now else now
+            t = written if max(now - FRESH, self._began) <= written <= now else now
             events.append(replace(one.dump.shortened(MOST_OPS), t=t))
         return events
 
     def _finished(self, here: Sequence[RankProcess]) -> dict[Path, float]:
-        """Files that were written since we came and no longer grow, with the time of writing."""
+        """Files of this run that no longer grow, with the time of writing."""
         found: dict[Path, float] = {}
+        begun = {process.rank: self._begun(process) for process in here}
         for path in self._places(here):
             stamp = _stamp(path)
             if stamp is None:
@@ -86,11 +90,35 @@ class FlightRecorder:
                 continue
             grows = self._seen.get(path) != stamp
             self._seen[path] = stamp
-            old = stamp[0] / 1e9 < self._began  # of an earlier run, as far as we know
-            if not (grows or old or self._told.get(path) == stamp) and stamp[1]:
+            if grows or not stamp[1] or self._told.get(path) == stamp:
+                continue
+            written = stamp[0] / 1e9
+            if self._is_of_this_run(written, rank_of(path.name), begun):
                 self._told[path] = stamp
-                found[path] = stamp[0] / 1e9
+                found[path] = written
+            elif begun and self._left.get(path) != stamp:
+                self._left[path] = stamp
+                log.info("Flight Recorder dump %s is older than what runs now, or than ten minutes: left alone", path)
         return found
+
+    def _is_of_this_run(self, written: float, rank: int | None, begun: Mapping[int, float]) -> bool:
+        """Written since we came; or shortly before, by a job that is still there: since its rank was started, or, of
+        a rank of another node, since the first rank of this node was.
+        """
+        if written >= self._began:
+            return True
+        since = begun.get(-1 if rank is None else rank, min(begun.values(), default=float("inf")))
+        return written >= max(since, self._began - RECENT)
+
+    def _begun(self, process: RankProcess) -> float:
+        """When a process was started, in Unix seconds; never, if that cannot be told."""
+        if self._booted is None:
+            try:
+                lines = (self._proc / "stat").read_text().splitlines()
+                self._booted = next(float(line.split()[1]) for line in lines if line.startswith("btime "))
+            except (OSError, ValueError, StopIteration):
+                self._booted = float("inf")
+        return self._booted + process.start / os.sysconf("SC_CLK_TCK")
 
     def _places(self, here: Sequence[RankProcess]) -> list[Path]:
         """Where a dump of these ranks would be."""

@@ -188,7 +188,7 @@ def dumps_of(job: Job, way: str) -> dict[int, Dump]:
     places = job.run()
     found = {}
     for rank, (entered, done) in places.items():
-        lean = Lean().document(decode(written(job, rank, entered, done, way)))
+        lean = Lean(256).document(decode(written(job, rank, entered, done, way)))
         found[rank] = to_dump(lean, rank)
     return found
 

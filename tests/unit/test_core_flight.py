@@ -1,5 +1,6 @@
 """What the core makes of Flight Recorder dumps: as facts of their own, and as what a rank waits for."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ from denpexd.core import flight_facts
 from denpexd.core.cadence import Limits
 from denpexd.core.events import Exit
 from denpexd.core.facts import holds
-from denpexd.core.flight import Dump, Op
+from denpexd.core.flight import Dump, Op, outline
+from denpexd.core.flight_verdict import compare
 from denpexd.core.intake import Intake
 from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
@@ -136,3 +138,19 @@ def test_a_dump_is_short_enough_for_an_event() -> None:
     short = many.shortened(100)
     assert (len(short.ops), short.ops[0], short.ops[-1].seq) == (101, old, 999)
     assert short.shortened(200) is short
+
+
+def test_a_thousand_ranks_are_compared_in_linear_time() -> None:
+    def seconds(world: int) -> float:
+        members = {"0": tuple(range(world))}
+        dumps = {rank: replace(dump(rank, "7 broadcast 10"), members=members) for rank in range(1, world)}
+        dumps[0] = replace(dump(0), members=members)
+        ready = {rank: outline(one) for rank, one in dumps.items()}
+        took = []
+        for _ in range(3):
+            began = time.process_time()
+            assert compare(ready, world).verdict.initiating == (0,)
+            took.append(time.process_time() - began)
+        return min(took)
+
+    assert seconds(1024) < 24 * seconds(128) + 0.05  # 8 times the ranks; every pair of them would be 64 times

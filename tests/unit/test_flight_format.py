@@ -19,7 +19,7 @@ NEW = {
 
 
 def read(document: Any, rank: int = 0) -> Dump:
-    return to_dump(Lean().document(decode(pickle.dumps(document, protocol=2))), rank)
+    return to_dump(Lean(256).document(decode(pickle.dumps(document, protocol=2))), rank)
 
 
 def test_the_bare_list_of_torch_2_2() -> None:
@@ -82,6 +82,12 @@ def test_json_has_texts_where_the_pickle_has_numbers() -> None:
     dump = to_dump({"version": "2.10", "pg_config": config, "pg_status": status, "entries": [entry]}, 1)
     assert dump.members == {"0": (0, 1, 2)}
     assert dump.progress == {"0": Progress(64, 62)}
+
+
+def test_the_members_of_a_large_group_are_all_known() -> None:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(5000)))}}
+    dump = read({"version": "2.9", "pg_config": config, "entries": [NEW]})
+    assert dump.members == {"0": tuple(range(5000))}
 
 
 def test_groups_without_entries_are_named_by_their_order() -> None:

@@ -45,6 +45,13 @@ class Node:
         os.utime(path, (t, t))
         return path
 
+    def started(self, seconds_ago: dict[int, float]) -> None:
+        booted = STARTED - 100_000.0
+        (self.folder / "proc").mkdir()
+        (self.folder / "proc/stat").write_text(f"cpu  1 2 3\nbtime {booted:.0f}\nprocesses 7\n")
+        ticks = {rank: int((100_000.0 - ago) * os.sysconf("SC_CLK_TCK")) for rank, ago in seconds_ago.items()}
+        self.ranks = [replace(rank, start=ticks[rank.rank]) for rank in self.ranks]
+
     async def look(self) -> list[Event]:
         await self.clock.advance(2.0)
         return await self.recorder.watch(self.ranks)
@@ -72,8 +79,43 @@ async def test_a_dump_that_is_written_anew_is_told_again(tmp_path: Path) -> None
         assert [rank for rank, _ in dumps(await node.look())] == [1]
 
 
-async def test_files_of_earlier_runs_are_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "ago", "counts"),
+    [
+        ("trace_rank_0", 20.0, True),  # while rank 0 ran, shortly before we came
+        ("trace_rank_0", 40.0, False),  # before its process was started
+        ("trace_rank_1", 700.0, False),  # while rank 1 ran, but of another moment
+        ("trace_rank_1", 500.0, True),
+        ("trace_rank_5", 500.0, True),  # of another node, since the job runs here
+        ("trace_rank_5", 700.0, False),
+    ],
+)
+async def test_dumps_from_before_we_came_count_if_they_are_fresh_and_of_what_still_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, ago: float, counts: bool
+) -> None:
     node = Node(tmp_path, folder=tmp_path)
+    node.started(seconds_ago={0: 30.0, 1: 3600.0})
+    node.write(name, ago=ago)
+    caplog.set_level("INFO")
+    found = [dumps(await node.look()) for _ in range(4)]
+    assert bool(found[1]) is counts
+    assert not found[2]
+    assert caplog.text.count("left alone") == (not counts)
+
+
+@pytest.mark.parametrize("ago", [5.0, 500.0])
+async def test_an_old_dump_counts_from_when_it_was_found(tmp_path: Path, ago: float) -> None:
+    node = Node(tmp_path, folder=tmp_path)
+    node.started(seconds_ago={0: 3600.0, 1: 3600.0})
+    node.write("trace_rank_0", ago=ago)
+    await node.look()
+    assert dumps(await node.look()) == [(0, STARTED + 4.0)]
+
+
+async def test_dumps_from_before_we_came_say_nothing_about_a_job_that_is_not_here(tmp_path: Path) -> None:
+    node = Node(tmp_path, folder=tmp_path)
+    node.started(seconds_ago={0: 3600.0, 1: 3600.0})
+    node.ranks = []
     node.write("trace_rank_0", ago=5.0)
     assert [await node.look() for _ in range(3)] == [[], [], []]
 
