@@ -115,11 +115,15 @@ class DumpShows(FactSignal):
 
 
 class OddStack(FactSignal):
-    """The rank's stack ends elsewhere than those of most ranks, which stand together at a frame that fits `rest`."""
+    """The rank's stack ends elsewhere than those of most ranks, which stand together at a frame that fits `rest`.
+
+    `pair`: of two ranks the one that does not stand at such a frame, if the other does.
+    """
 
     re2_keys = ("rest",)
     fact: Literal["odd_stack"]
     rest: Re2 | None = None
+    pair: StrictBool | None = None
 
 
 class MetricSpread(FactSignal):

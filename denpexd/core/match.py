@@ -191,7 +191,7 @@ def _correlated(
     if not evidence:
         return None
     certainty = _certainty(rule, want, job, evidence, sure)
-    cause = min((e for e in main if e.kind != "core"), key=lambda e: (e.t, e.seq), default=main[0])
+    cause = min((e for e in main if e.kind != "core"), key=lambda e: (e.t, e.seq), default=evidence[0])
     return Candidate(rule, initiating, collateral, tuple(evidence), assigned, certainty, cause.t, cause.seq, fatal=True)
 
 

@@ -59,14 +59,22 @@ def frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
 
 
 def odd_stack(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`)."""
+    """Its stack ends in another place than that of a strict majority, which agrees among itself (at a frame `rest`).
+
+    `pair`: of two ranks none is a majority; there the other one stands at a frame `rest`, and this one does not.
+    """
     places = job.once("stacks", lambda: _places(job))
     mine = places.get(rank.rank)
-    if mine is None or len(places) < 3:
+    if mine is None or len(places) < 2:
         return []
     common, count = job.once("ends", lambda: Counter(p for p, _ in places.values())).most_common(1)[0]
     rest = signal.param_matchers.get("rest")
-    if count * 2 <= len(places) or mine[0] == common or (rest and not any(rest.search(f) for f in common)):
+    if len(job.universe) == 2 and rest and signal.params.get("pair"):
+        (common,) = (place for r, (place, _) in places.items() if r != rank.rank)
+        apart = not any(rest.search(f) for f in mine[0])
+    else:
+        apart = count * 2 > len(places) > 2 and mine[0] != common
+    if not apart or (rest and not any(rest.search(f) for f in common)):
         return []
     frame, snapshot = mine[1]
     text = f"{frame.function} ({frame.path}:{frame.line})"

@@ -444,6 +444,15 @@ def test_whoever_is_early_where_the_others_compute_is_not_odd(world: World) -> N
     assert world.who(fact("odd_stack", rest="all_reduce")) == []
 
 
+@pytest.mark.parametrize(("other", "odd"), [("backward graph.py", [0]), ("tokenize data.py", [])])
+def test_of_two_ranks_the_one_that_is_not_in_the_step_is_odd(other: str, odd: list[int]) -> None:
+    world = World(2)
+    for t in (20.0, 26.0):
+        world.at(t, stack(0, "barrier log.py"), stack(1, other))
+    assert world.who(fact("odd_stack", rest="backward", pair=True)) == odd
+    assert world.who(fact("odd_stack", rest="backward")) == []
+
+
 def test_no_stack_is_odd_without_an_agreeing_majority(world: World) -> None:
     for t in (20.0, 26.0):
         world.at(t, *(stack(rank, f"work{rank % 2} t.py") for rank in range(4)))
