@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from denpexd.core.rule import Catalog, Rule
+from denpexd.notify.markdown import fence, md
 from denpexd.notify.render import Page
 
 SILENT = {"{initiating}": "R", "{collateral}": "the others", "{unheard}": "unheard ranks"}
@@ -149,20 +150,10 @@ def _md_point(part: Part, number: int, item: Item) -> list[str]:
     lines = [mark + md(item.text) + (f" ({item.risk})" if item.risk else "")] if item.text else []
     if item.command:
         lines += [""] if lines else []
-        lines += [*_fence(item.command, "sh", " " * len(mark)), ""]
+        lines += [*fence(item.command, "sh", " " * len(mark)), ""]
     if item.code:
-        lines += _fence(item.code, "python" if re.search(r"[()=]", item.code) else "", "")
+        lines += fence(item.code, "python" if re.search(r"[()=]", item.code) else "", "")
     return lines
-
-
-def _fence(text: str, language: str, indent: str) -> list[str]:
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return [f"{indent}{line}".rstrip() for line in (ticks + language, *text.splitlines(), ticks)]
-
-
-def md(text: str) -> str:
-    """Prose as Markdown that shows it as it is, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", " ".join(text.split()))
 
 
 def _plain(text: str, rule: Rule) -> str:

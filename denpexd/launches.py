@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from denpexd.clock import Clock, iso
 from denpexd.core.events import UNKNOWN_RANK, Event, Fact
-from denpexd.core.incident import ranks_text
 from denpexd.core.launch import HIDDEN, known
+from denpexd.core.numbers import ranks_text
 from denpexd.core.records import Facts
 from denpexd.core.state import JobState
 from denpexd.errors import SourceError

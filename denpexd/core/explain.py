@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Sequence
 
 from denpexd.core.evidence import Evidence, beginning
-from denpexd.core.incident import Incident, ranks_text
+from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
+from denpexd.core.numbers import ranks_text
 from denpexd.core.stands import groups
 from denpexd.core.state import JobState
 

@@ -5,7 +5,7 @@ the best explanation may change while its key does not. A degradation is an inci
 say first, and what training survives is never told.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from denpexd.core import cadence, operations
@@ -119,17 +119,6 @@ def make_key(job: str, attempt: int, stop: int, t: float) -> str:
 def due(first_t: float, news_t: float, now: float) -> bool:
     """Late ranks have had their say."""
     return (now >= first_t + SETTLE and now >= news_t + QUIET) or now >= first_t + CAP
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """(0, 1, 2, 5) -> "0-2,5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 @dataclass(frozen=True, slots=True)

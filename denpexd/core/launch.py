@@ -8,7 +8,7 @@ where nobody could look, nothing is known.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from denpexd.core.incident import ranks_text
+from denpexd.core.numbers import ranks_text
 from denpexd.core.records import Facts
 from denpexd.core.state import JobState
 

@@ -6,7 +6,7 @@ every read only, so that they cost nothing per line. Values that are not finite 
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -251,3 +251,14 @@ def ranks_in(text: str) -> list[int]:
     if low is None or high is None or not 0 <= low <= high < min(MAX_RANKS, low + MAX_RANGE):
         return []
     return list(range(low, high + 1))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """(0, 1, 2, 5) -> "0-2,5"; the inverse of `ranks_in`, for several such parts."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

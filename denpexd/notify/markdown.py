@@ -9,12 +9,12 @@ from denpexd.notify.text import HEAD, UNEQUAL, changes, excerpt, items, moment, 
 
 def markdown(verdict: Verdict) -> str:
     """The report as GitHub-flavoured Markdown; quotations in code fences that they cannot close."""
-    lines = [f"# {kind_word(verdict)}: {_md(verdict.get('title'))} ({_md(verdict.get('certainty'))})", ""]
-    lines += [_md(verdict.get("quick_answer")), ""]
-    lines += [f"| | |\n|---|---|\n| Started by | {_md(who(verdict))} |"]
+    lines = [f"# {kind_word(verdict)}: {md(verdict.get('title'))} ({md(verdict.get('certainty'))})", ""]
+    lines += [md(verdict.get("quick_answer")), ""]
+    lines += [f"| | |\n|---|---|\n| Started by | {md(who(verdict))} |"]
     for label, name in (("Victims", "collateral_ranks"), ("Not heard", "unheard_ranks")):
         if found := ranks(verdict, name):
-            lines.append(f"| {label} | {_md(rank_list(found))} |")
+            lines.append(f"| {label} | {md(rank_list(found))} |")
     for label, value in (
         ("Job", verdict.get("job")),
         ("Attempt", verdict.get("attempt")),
@@ -24,7 +24,7 @@ def markdown(verdict: Verdict) -> str:
         ("Failure", verdict.get("failure")),
         ("Incident", verdict.get("key")),
     ):
-        lines += [f"| {label} | {_md(value)} |"] if value not in (None, "") else []
+        lines += [f"| {label} | {md(value)} |"] if value not in (None, "") else []
     lines += _md_text("What happened", verdict.get("root_cause"))
     lines += _md_quotes(verdict) + _md_stacks(verdict) + _md_changes(verdict) + _md_doubts(verdict) + _md_steps(verdict)
     for head, name in (("How to prevent it", "prevention"),):
@@ -35,43 +35,45 @@ def markdown(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _md(value: object) -> str:
+def md(value: object) -> str:
+    """A text as Markdown that shows it as it is, on one line."""
     return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
 
 
 def _md_text(head: str, text: object) -> list[str]:
-    return ["", f"## {head}", "", _md(text)] if text else []
+    return ["", f"## {head}", "", md(text)] if text else []
 
 
-def _fence(text: str) -> list[str]:
+def fence(text: str, language: str = "text", indent: str = "") -> list[str]:
+    """The lines of a code block that its content cannot close."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return [ticks + "text", text, ticks]
+    return [f"{indent}{line}".rstrip() for line in (ticks + language, *text.splitlines(), ticks)]
 
 
 def _md_quotes(verdict: Verdict) -> list[str]:
     lines = ["", "## Evidence"] if items(verdict, "evidence") else []
     for item in items(verdict, "evidence"):
-        lines += ["", f"**{_md(origin(item))}**: {_md(item.get('means'))}", ""]
-        lines += _fence("\n".join(excerpt(str(item.get("text", "")), 20)))
+        lines += ["", f"**{md(origin(item))}**: {md(item.get('means'))}", ""]
+        lines += fence("\n".join(excerpt(str(item.get("text", "")), 20)))
     return lines
 
 
 def _md_stacks(verdict: Verdict) -> list[str]:
-    lines = [f"| {_md(who_stands)} | {_md(at)} |" for who_stands, at in standing(verdict)]
+    lines = [f"| {md(who_stands)} | {md(at)} |" for who_stands, at in standing(verdict)]
     return ["", "## Where the ranks stand", "", "| | |\n|---|---|", *lines] if lines else []
 
 
 def _md_changes(verdict: Verdict) -> list[str]:
     lines: list[str] = []
     for head, texts in zip((HEAD, UNEQUAL), changes(verdict), strict=True):
-        lines += ["", f"## {head}", "", *(f"- {_md(text)}" for text in texts)] if texts else []
+        lines += ["", f"## {head}", "", *(f"- {md(text)}" for text in texts)] if texts else []
     return lines
 
 
 def _md_doubts(verdict: Verdict) -> list[str]:
-    lines = [f"- {_md(i.get('text'))} {_md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
-    lines += [f"- not {_md(i.get('failure'))}: {_md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
-    missing = [f"- {_md(i.get('fact'))}: {_md(i.get('how'))}" for i in items(verdict, "missing")]
+    lines = [f"- {md(i.get('text'))} {md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
+    lines += [f"- not {md(i.get('failure'))}: {md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
+    missing = [f"- {md(i.get('fact'))}: {md(i.get('how'))}" for i in items(verdict, "missing")]
     lines = ["", "## What speaks against it", "", *lines] if lines else []
     return lines + (["", "## What is missing", "", *missing] if missing else [])
 
@@ -79,14 +81,14 @@ def _md_doubts(verdict: Verdict) -> list[str]:
 def _md_steps(verdict: Verdict) -> list[str]:
     lines: list[str] = []
     for number, step in enumerate(items(verdict, "remediation"), 1):
-        lines.append(f"{number}. {_md(step.get('do'))} ({_md(step.get('risk'))})")
+        lines.append(f"{number}. {md(step.get('do'))} ({md(step.get('risk'))})")
         if command := string(step, "command"):
-            lines += ["", *(f"   {line}" for part in _fence(command) for line in part.split("\n")), ""]
+            lines += ["", *fence(command, indent="   "), ""]
     lines = ["", "## What to do", "", *lines] if lines else []
     for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
-        lines += ["", f"{label}: {_md(verdict[name])}"] if verdict.get(name) else []
+        lines += ["", f"{label}: {md(verdict[name])}"] if verdict.get(name) else []
     if safe := verdict.get("resume_safe"):
-        lines += ["", f"Resume from the last checkpoint: {_md(safe)}"]
+        lines += ["", f"Resume from the last checkpoint: {md(safe)}"]
     if command := string(verdict, "verification"):
-        lines += ["", "## How to check that it worked", "", *_fence(command)]
+        lines += ["", "## How to check that it worked", "", *fence(command)]
     return lines

@@ -3,9 +3,10 @@
 import re
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from denpexd.clock import iso
+from denpexd.core.numbers import ranks_text
 
 # An axis of events that starts at the Unix epoch is wall time; a smaller number is seconds of a recording.
 UNIX_SINCE = 1_000_000_000.0
@@ -74,17 +75,10 @@ def excerpt(text: str, lines: int = 8) -> list[str]:
     return [*found[:2], f"… {len(found) - lines + 1} lines …", *found[-(lines - 3) :]]
 
 
-def rank_list(ranks: Iterable[int]) -> str:
+def rank_list(ranks: Collection[int]) -> str:
     """`0-3,7` of [0, 1, 2, 3, 7]; -1 is the launcher."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1 and runs[-1][0] >= 0:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = ["launcher" if run[0] < 0 else str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ",".join(names)
+    launcher = ["launcher"] if min(ranks, default=0) < 0 else []
+    return ",".join([*launcher, *filter(None, [ranks_text(sorted({r for r in ranks if r >= 0}))])])
 
 
 def rank_words(ranks: Sequence[int]) -> str:
