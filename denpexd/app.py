@@ -191,9 +191,8 @@ async def run(
             if listening is not None:
                 listening(url)
 
-        web = settings.web
         tasks = [
-            asyncio.create_task(serve(app, web.host, web.port, sock=sock, listening=ready), name="web"),
+            asyncio.create_task(serve(app, sock, listening=ready), name="web"),
             asyncio.create_task(deliverer.run(), name="deliver"),
             asyncio.create_task(daemon.read_forever(), name="read"),
             asyncio.create_task(daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)), name="tick"),

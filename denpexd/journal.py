@@ -32,9 +32,9 @@ def encode(job: str, event: Event) -> str | None:
 
 def packed(event: Event) -> dict[str, Any]:
     """An event of any kind as JSON-ready values, without what is as usual."""
-    usual = _defaults(type(event))  # type: ignore[arg-type]
+    usual = _defaults(type(event))  # type: ignore[arg-type]  # mypy takes a class for no hashable
     told: dict[str, Any] = {"event": type(event).__name__}
-    for name in _hints(type(event)):  # type: ignore[arg-type]
+    for name in _hints(type(event)):  # type: ignore[arg-type]  # as above
         if (value := getattr(event, name)) != usual.get(name, MISSING):
             told[name] = _plain(value)
     return told
@@ -43,7 +43,7 @@ def packed(event: Event) -> dict[str, Any]:
 def unpacked(content: object) -> Event:
     """The inverse of `packed`; CaseError for anything else."""
     try:
-        known = dict(content)  # type: ignore[call-overload]
+        known = dict(content)  # type: ignore[call-overload]  # what cannot be made one is refused below
         event: Event = _made(_ALL[known.pop("event")], known)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         raise CaseError(f"not an event ({wrong!r}): {str(content)[:80]}") from None
@@ -85,7 +85,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
-    hints = _hints(kind)  # type: ignore[arg-type]
+    hints = _hints(kind)  # type: ignore[arg-type]  # as above
     return kind(**{name: _checked(hints[name], value) for name, value in content.items()})
 
 

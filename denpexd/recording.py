@@ -99,15 +99,13 @@ def read_case(folder: Path, without: Collection[str] = ()) -> Recording:
         world = about.get("world_size")
         until = float(about.get("observe_until", last + 60.0))
         evidence_t = float(about.get("evidence_t", last))
-        exits = [Exit(float(e["t"]), int(rank), int(e["code"])) for rank, e in (about.get("exits") or {}).items()]
-        exits = [] if "exits" in without else exits
+        ended = {} if "exits" in without else about.get("exits") or {}
+        exits = sorted((Exit(float(e["t"]), int(r), int(e["code"])) for r, e in ended.items()), key=lambda e: e.t)
     except (TypeError, ValueError, KeyError) as wrong:
         raise CaseError(
             f"{folder / 'case.yaml'}: {wrong!r}; expected world_size, observe_until, exits as numbers"
         ) from None
-    recording = Recording(
-        str(about.get("id") or folder.name), world, until, lines, exits=sorted(exits, key=lambda e: e.t)
-    )
+    recording = Recording(str(about.get("id") or folder.name), world, until, lines, exits=exits)
     states = _snapshot(folder / "snapshot.json")
     for path in [] if "stacks" in without else sorted((folder / "stacks").glob("rank*.txt")):
         number = path.stem.removeprefix("rank")

@@ -102,16 +102,7 @@ def run_daemon(
     any_port = not is_chosen(config, flags, "web", "port")
     state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else beside)
     return asyncio.run(
-        run(
-            settings,
-            stream=stream,
-            color=color,
-            until=until,
-            reread=reread,
-            pipe=pipe,
-            any_port=any_port,
-            state=state,
-        )
+        run(settings, stream=stream, color=color, until=until, reread=reread, pipe=pipe, any_port=any_port, state=state)
     )
 
 

@@ -20,27 +20,7 @@ BUILT_IN_ROLES = ("initiating", "collateral", "unheard")
 def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *, lasting: bool = False) -> Signal:
     """One compiled signal. Patterns were checked by the schema, so nothing is raised."""
     if isinstance(written, FactSignal):
-        given = written.parameters()
-        patterns = {key: str(value) for key, value in given.items() if key in written.re2_keys}
-        exclude = patterns.get("except")
-        return Signal(
-            id=full_id,
-            kind="fact",
-            means=written.means,
-            role=written.role,
-            exclude=compile_pattern(exclude) if exclude else None,
-            count=written.count,
-            phase=written.phase,
-            event=written.event,
-            fact=written.fact,
-            lasting=lasting,
-            params={key: value for key, value in given.items() if key not in patterns},
-            param_matchers={
-                key: full_match(pattern) if key == "type" else compile_pattern(pattern)
-                for key, pattern in patterns.items()
-                if key != "except"
-            },
-        )
+        return _fact(full_id, written, lasting)
     pattern = written.log if isinstance(written, LogSignal) else written.frame
     return Signal(
         id=full_id,
@@ -58,6 +38,28 @@ def build_signal(full_id: str, written: LogSignal | FrameSignal | FactSignal, *,
         lasting=lasting,
         params={"of": written.of} if isinstance(written, LogSignal) and written.of else {},
         param_matchers=_outside(written),
+    )
+
+
+def _fact(full_id: str, written: FactSignal, lasting: bool) -> Signal:
+    given = written.parameters()
+    patterns = {key: str(value) for key, value in given.items() if key in written.re2_keys}
+    exclude = patterns.pop("except", None)
+    return Signal(
+        id=full_id,
+        kind="fact",
+        means=written.means,
+        role=written.role,
+        exclude=compile_pattern(exclude) if exclude else None,
+        count=written.count,
+        phase=written.phase,
+        event=written.event,
+        fact=written.fact,
+        lasting=lasting,
+        params={key: value for key, value in given.items() if key not in written.re2_keys},
+        param_matchers={
+            key: full_match(pattern) if key == "type" else compile_pattern(pattern) for key, pattern in patterns.items()
+        },
     )
 
 

@@ -21,6 +21,18 @@ from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings
 from denpexd.settings import WebhookSink as WebhookOptions
 
+_EMPTY = (
+    "aliases",
+    "unheard_ranks",
+    "evidence",
+    "stacks",
+    "against",
+    "missing",
+    "alternatives",
+    "references",
+    "related",
+)
+
 
 class ConsoleSink:
     """Prints the report of an incident to a stream; its end in one line."""
@@ -88,32 +100,23 @@ def sample(now: float) -> dict[str, object]:
         "updated_t": now,
         "revision": 1,
         "event": "opened",
-        "aliases": [],
         "domain": "configuration",
         "initiating_ranks": [0],
         "collateral_ranks": [1],
-        "unheard_ranks": [],
         "nodes": {},
         "step": None,
         "hang": False,
         "quick_answer": "Nothing is wrong: somebody tries whether alerts arrive here.",
         "summary": "Test message of denpexd: nothing is wrong.",
-        "evidence": [],
-        "stacks": [],
         "changed": None,
-        "against": [],
-        "missing": [],
-        "alternatives": [],
         "root_cause": "denpexd notify test was run.",
         "remediation": [{"do": "Nothing.", "risk": "read-only"}],
         "fallback": "",
         "mitigation": "",
         "verification": "you read this",
         "prevention": "",
-        "references": [],
-        "related": [],
         "resume_safe": "yes",
-    }
+    } | {name: [] for name in _EMPTY}
 
 
 def make_sinks(

@@ -52,20 +52,11 @@ def _why(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {host}, port {port} ({error.strerror}); set web.host to an address of this machine"
 
 
-async def serve(
-    app: ASGIApp,
-    host: str,
-    port: int,
-    *,
-    sock: socket.socket | None = None,
-    listening: Callable[[str], None] | None = None,
-) -> None:
-    """Serve until cancelled, then let running answers finish for GRACE_SECONDS.
+async def serve(app: ASGIApp, sock: socket.socket, *, listening: Callable[[str], None] | None = None) -> None:
+    """Serve on a socket from bind() until cancelled, then let running answers finish for GRACE_SECONDS.
 
-    `sock`: a socket from bind(), for a caller that wants the error before anything else starts. `listening` is called
-    with the address, once it answers. Raises SettingsError if the address cannot be had.
+    `listening` is called with the address, once it answers. The socket is closed at the end.
     """
-    owned = await asyncio.to_thread(bind, host, port) if sock is None else sock
     config = uvicorn.Config(
         app,
         http="h11",
@@ -81,9 +72,9 @@ async def serve(
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     server = _Server(config)
-    url = _url(owned)
+    url = _url(sock)
     try:
-        serving = asyncio.create_task(server.serve(sockets=[owned]), name="web")
+        serving = asyncio.create_task(server.serve(sockets=[sock]), name="web")
         log.info("console and metrics on %s", url)
         if listening is not None:
             listening(url)
@@ -94,7 +85,7 @@ async def serve(
             await serving
             raise
     finally:
-        owned.close()
+        sock.close()
 
 
 def _url(sock: socket.socket) -> str:

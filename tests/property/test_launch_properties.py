@@ -31,7 +31,7 @@ def test_every_difference_of_a_rank_that_was_there_is_told_once(
     for one in differences(before, now, on):
         assert one["before"] != one["now"]
         assert one["text"]
-        for rank in one["ranks"]:  # type: ignore[attr-defined]
+        for rank in one["ranks"]:
             assert (rank, one["name"]) not in told
             told[rank, str(one["name"])] = one["before"], one["now"]
     for rank in before.keys() & now.keys():
@@ -48,8 +48,8 @@ def test_going_back_tells_the_same_names_the_other_way(
     before: dict[int, dict[str, str]], now: dict[int, dict[str, str]], on: dict[int, str]
 ) -> None:
     now = {rank: now.get(rank, each) for rank, each in before.items()}
-    there = {(d["name"], d["before"], d["now"], tuple(d["ranks"])) for d in differences(before, now, on)}  # type: ignore[arg-type]
-    back = {(d["name"], d["now"], d["before"], tuple(d["ranks"])) for d in differences(now, before, on)}  # type: ignore[arg-type]
+    there = {(d["name"], d["before"], d["now"], tuple(d["ranks"])) for d in differences(before, now, on)}
+    back = {(d["name"], d["now"], d["before"], tuple(d["ranks"])) for d in differences(now, before, on)}
     assert there == back
 
 
@@ -63,11 +63,11 @@ def test_the_values_of_what_is_unequal_share_the_ranks_among_them(
     job: dict[int, dict[str, str]], on: dict[int, str]
 ) -> None:
     for one in unequal(job, on):
-        ranks = [rank for value in one["values"] for rank in value["ranks"]]  # type: ignore[attr-defined]
+        ranks = [rank for value in one["values"] for rank in value["ranks"]]
         assert sorted(ranks) == sorted(rank for rank, each in job.items() if looked(each, str(one["name"])))
-        sizes = [len(value["ranks"]) for value in one["values"]]  # type: ignore[attr-defined]
+        sizes = [len(value["ranks"]) for value in one["values"]]
         assert sizes == sorted(sizes)
-        for value in one["values"]:  # type: ignore[attr-defined]
+        for value in one["values"]:
             assert {job[rank].get(str(one["name"])) for rank in value["ranks"]} == {value["value"]}
 
 

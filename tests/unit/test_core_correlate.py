@@ -253,7 +253,7 @@ def test_nothing_new_is_never_told_twice(run: Run) -> None:
 
 def test_the_other_explanations_are_told_with_the_reason() -> None:
     run = Run().trains(1, 10).at(10.5, raised(1, "FormatError")).at(11, line(0, "lost"), Exit(0.0, 1, 1)).until(40)
-    assert {a["failure"]: a["why_not"] for a in run.core.verdicts()[0]["alternatives"]} == {  # type: ignore[attr-defined]
+    assert {a["failure"]: a["why_not"] for a in run.core.verdicts()[0]["alternatives"]} == {
         "any-error": "explained by a more specific failure",
         "timed-out": "only describes the symptom",
     }

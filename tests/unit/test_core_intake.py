@@ -156,7 +156,7 @@ def test_the_first_line_about_a_lost_peer_is_kept_until_the_rank_moves_again(mem
     memory.at(1.0, line(0, "lost"))
     memory.at(2.0, line(0, "timeout", op="ALLREDUCE"))
     assert memory.job.ranks[0].reported is not None
-    assert memory.job.ranks[0].reported.t == 1.0  # type: ignore[union-attr] # asserted above
+    assert memory.job.ranks[0].reported.t == 1.0
     assert "timeout" in memory.job.ranks[0].states
     memory.at(2.5, step(0, 1))  # was in flight
     assert memory.job.ranks[0].reported is not None

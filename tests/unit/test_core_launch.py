@@ -95,7 +95,7 @@ def test_facts_reach_the_verdict_and_end_with_their_attempt(intake: Intake) -> N
     found = changed(intake.job)
     assert found is not None
     assert found["since"] == {"attempt": 4, "at": "2026-11-30T10:00:00Z"}
-    assert [d["text"] for d in found["differences"]] == ["NCCL 1 -> 2"]  # type: ignore[attr-defined]
+    assert [d["text"] for d in found["differences"]] == ["NCCL 1 -> 2"]
     intake.attempt(Attempt(2.0, 1))
     assert changed(intake.job) is None
 
@@ -108,7 +108,7 @@ def test_the_log_tells_what_no_process_does(intake: Intake) -> None:
     intake.fact(launch("launch_before", "0", nccl="2.27.3", **{"env.NCCL_PROTO": "LL"}))
     found = changed(intake.job)
     assert found is not None
-    texts = [d["text"] for d in found["differences"]]  # type: ignore[attr-defined]
+    texts = [d["text"] for d in found["differences"]]
     assert texts == ["NCCL 2.27.3 -> 2.27.7", "NCCL_ALGO new: Ring", "NCCL_PROTO gone: was LL"]
 
 

@@ -64,7 +64,7 @@ def test_what_belongs_to_a_stop_that_is_over_is_forgotten_and_the_rest_kept() ->
         rank.note(f"s{seq}", evidence(float(seq), seq), {})
         rank.snapshots[f"k{seq}"] = Snapshot(Frames(float(seq), 0, "py-spy", ()), seq, 0.0)
         rank.exits.append(Exited(Exit(float(seq), 0, seq), seq))
-    rank.raised.append(RaisedBy(None, 3, False))  # type: ignore[arg-type] # only its number is looked at
+    rank.raised.append(RaisedBy(None, 3, False))
     rank.reported = evidence(4.0, 4)
     rank.states["frozen"] = evidence(9.0, 9)
     rank.collectives["0"] = Collective("ALLREDUCE")

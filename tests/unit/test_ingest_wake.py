@@ -143,7 +143,7 @@ async def test_a_dead_observer_means_polling_said_once(
 ) -> None:
     waker.watch([tmp_path])
     observer = next(thread for thread in threading.enumerate() if type(thread).__name__ == "InotifyObserver")
-    observer.stop()  # type: ignore[attr-defined]  # a thread of watchdog
+    observer.stop()
     observer.join()
     with caplog.at_level(logging.WARNING):
         assert await touched(waker) is None

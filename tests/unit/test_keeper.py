@@ -72,13 +72,13 @@ async def test_an_incident_is_kept_with_its_quotes_and_nothing_secret(parts: Par
 
 async def test_it_is_kept_once_more_a_minute_after_the_last_change(parts: Parts) -> None:
     parts.keeper.note([Opened(parts.verdict()), Updated(parts.verdict(revision=2))])
-    await parts.keeper._work  # type: ignore[misc]
+    await parts.keeper._work
     before = parts.content["journal.jsonl"].count(b"\n")
     parts.feed(1050.0)
     parts.keeper.tick(1050.0)
-    assert parts.keeper._work.done()  # type: ignore[union-attr]
+    assert parts.keeper._work.done()
     parts.keeper.tick(1061.0)
-    await parts.keeper._work  # type: ignore[misc]
+    await parts.keeper._work
     assert parts.content["journal.jsonl"].count(b"\n") == before + 1
     parts.keeper.note([Closed(parts.verdict(state="closed"))])
     await parts.keeper.finish()
@@ -105,7 +105,7 @@ async def test_a_folder_that_cannot_be_written_is_counted_and_said_once(
     (tmp_path / "incidents").write_text("a file")
     for number in (1, 2):
         parts.keeper.note([Opened(parts.verdict(key=f"k{number}"))])
-        await parts.keeper._work  # type: ignore[misc]
+        await parts.keeper._work
     await parts.keeper.finish()
     assert parts.keeper.counts["failed"] >= 2
     assert [record.message for record in caplog.records].count(caplog.records[0].message) == 1

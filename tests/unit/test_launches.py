@@ -32,7 +32,7 @@ class Machine:
     def daemon(self) -> Launches:
         """Another daemon, which knows only what is on disk."""
         made = Launches(self.folder, self.clock, lambda: self.ranks)
-        made._looker = self  # type: ignore[assignment]
+        made._looker = self
         return made
 
     def of(self, pid: int) -> dict[str, str]:
@@ -216,7 +216,7 @@ async def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(machine: Mac
 
 async def test_a_look_that_hangs_holds_nobody_up(machine: Machine) -> None:
     reader, writer = os.pipe()
-    machine.of = lambda pid: {"x": os.read(reader, 1).decode()}  # type: ignore[method-assign]
+    machine.of = lambda pid: {"x": os.read(reader, 1).decode()}
     machine.start(FACTS)
     run = job()
     machine.launches.tick([run], run.job)
