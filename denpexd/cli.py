@@ -4,7 +4,6 @@ Exit codes: 0 all well, 1 a failure was found (diagnose) or a check failed, 2 un
 """
 
 import asyncio
-import json
 import os
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
 from denpexd.errors import DenpexdError
-from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, whole, width
+from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, say, say_json, warn, whole, width
 
 CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
 
@@ -111,17 +110,19 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     from denpexd.notify.markdown import markdown
     from denpexd.notify.redact import redact, redact_verdict
     from denpexd.notify.render import report
+    from denpexd.watch import log_to_stderr
 
+    log_to_stderr("warning")
     diagnosis = Diagnosis(catalogue(packs))
     verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]
     nothing = f"No failure found. {redact(diagnosis.coverage.text())[0]}"
     if form == "json":
-        click.echo(json.dumps({"verdicts": verdicts}, indent=2, ensure_ascii=False))
+        say_json({"verdicts": verdicts})
     elif form == "markdown":
-        click.echo("\n\n".join(markdown(v) for v in verdicts) or nothing)
+        say("\n\n".join(markdown(v) for v in verdicts) or nothing)
     else:
         pages = [report(v, color=color(no_color), width=width(), whole=whole()) for v in verdicts]
-        click.echo("\n\n".join(pages) or nothing)
+        say("\n\n".join(pages) or nothing)
     sys.exit(1 if verdicts else 0)
 
 
@@ -148,15 +149,15 @@ def replay(cases: tuple[Path, ...], form: str, without: str | None, packs: tuple
         try:
             verdicts = [redact_verdict(v)[0] for v in replayer.run(read_case(case, left_out)).verdicts]
         except CaseError as error:
-            click.echo(f"denpexd: {error}", err=True)
+            warn(str(error))
             failed = True
             continue
         if form == "jsonl":
-            click.echo(json.dumps({"case": case.name, "verdicts": verdicts}, ensure_ascii=False))
+            say_json({"case": case.name, "verdicts": verdicts}, None)
         else:
-            click.echo(f"== {case.name}: {len(verdicts)} incident(s)")
+            say(f"== {case.name}: {len(verdicts)} incident(s)")
             for verdict in verdicts:
-                click.echo(report(verdict, color=color(False), width=width(), whole=whole()) + "\n")
+                say(report(verdict, color=color(False), width=width(), whole=whole()) + "\n")
     sys.exit(2 if failed else 0)
 
 
@@ -177,7 +178,7 @@ def config() -> None:
 def config_check(config: Path | None) -> None:
     """Say every mistake of the file and of the DENPEXD_* variables, with its place."""
     _settings(config, {})
-    click.echo("the configuration is valid")
+    say("the configuration is valid")
 
 
 @config.command(name="show")
@@ -186,7 +187,7 @@ def config_show(config: Path | None) -> None:
     """The settings in force as YAML, secrets masked."""
     from denpexd.settings import show
 
-    click.echo(show(_settings(config, {})), nl=False)
+    say(show(_settings(config, {})), nl=False)
 
 
 @main.group()
@@ -203,7 +204,7 @@ def notify_test(sink: str | None, config: Path | None) -> None:
 
     results = asyncio.run(send_test(_settings(config, {}), sink))
     for name, wrong in results:
-        click.echo(f"{name}: {'FAILED: ' + wrong if wrong else 'sent'}")
+        say(f"{name}: {'FAILED: ' + wrong if wrong else 'sent'}")
     sys.exit(1 if any(wrong for _, wrong in results) else 0)
 
 
@@ -219,7 +220,7 @@ def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
 
     if listing:
         for name, title in incidents():
-            click.echo(f"{name:<28} {title}")
+            say(f"{name:<28} {title}")
         return
     sys.exit(asyncio.run(play(incident, speed=speed, keep=keep, color=color(False))))
 

@@ -1,13 +1,12 @@
 """`denpexd explain` and `denpexd search`: the encyclopedia on the terminal, without a network."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from denpexd.terminal import PACKS, catalogue, color, fail, form, width
+from denpexd.terminal import PACKS, catalogue, color, fail, form, say, say_json, width
 
 if TYPE_CHECKING:
     from denpexd.search import Found
@@ -29,7 +28,7 @@ def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) ->
     from denpexd.encyclopedia import entry_json, entry_markdown, entry_text
 
     if (code := asked_for(failure)) is not None:
-        click.echo(json.dumps(xid_json(code), ensure_ascii=False) if form == "json" else xid_text(code))
+        say_json(xid_json(code), None) if form == "json" else say(xid_text(code))
         return
     catalog = catalogue(packs)
     rule = catalog.rules.get(catalog.aliases.get(failure, failure))
@@ -38,11 +37,11 @@ def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) ->
         hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
         fail(f"no failure {failure!r}; {hint}")
     if form == "json":
-        click.echo(json.dumps(entry_json(rule), indent=2, ensure_ascii=False))
+        say_json(entry_json(rule))
     elif form == "markdown":
-        click.echo(entry_markdown(rule), nl=False)
+        say(entry_markdown(rule), nl=False)
     else:
-        click.echo(entry_text(rule, width(), color=color(no_color)))
+        say(entry_text(rule, width(), color=color(no_color)))
 
 
 @click.command()
@@ -73,9 +72,9 @@ def search(text: tuple[str, ...], packs: tuple[Path, ...], limit: int, form: str
             | {"words": list(one.words), "score": round(one.score, 3)}
             for one in found
         ]
-        click.echo(json.dumps({"found": rows}, indent=2, ensure_ascii=False))
+        say_json({"found": rows})
     else:
-        click.echo(_listing(found, color(no_color)) if found else "Nothing found. All failures: denpexd rules list")
+        say(_listing(found, color(no_color)) if found else "Nothing found. All failures: denpexd rules list")
     sys.exit(0 if found else 1)
 
 

@@ -1,6 +1,5 @@
 """`denpexd bundle` and `denpexd flight`: all evidence of an incident in one archive, or what its dumps say alone."""
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from denpexd.terminal import EXISTING, columns, fail, form
+from denpexd.terminal import EXISTING, columns, fail, form, say, say_json
 
 if TYPE_CHECKING:
     from denpexd.core.flight_groups import Place
@@ -45,7 +44,7 @@ def bundle(key: str | None, config: Path | None, state_dir: Path | None, output:
             (moment(one.updated), one.key, one_line((one.verdict or {}).get("title")), "kept" if one.archive else "")
             for one in incidents(settings.state_dir)
         ]
-        click.echo(columns(rows) if rows else f"no incident is known in {settings.state_dir}")
+        say(columns(rows) if rows else f"no incident is known in {settings.state_dir}")
         return
     known = choose(settings.state_dir, key)
     path = output or Path(f"denpexd-{file_name(known.key)}.tar.xz")
@@ -60,8 +59,8 @@ def bundle(key: str | None, config: Path | None, state_dir: Path | None, output:
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}")
     note = "" if known.archive else " (made from verdict and journal only: nothing else was kept of it)"
-    click.echo(f"{path}: {len(data) / 1024:.0f} KiB about {known.key}{note}")
-    click.echo(f"Look through it before you pass it on. It is replayed with: denpexd replay {path}")
+    say(f"{path}: {len(data) / 1024:.0f} KiB about {known.key}{note}")
+    say(f"Look through it before you pass it on. It is replayed with: denpexd replay {path}")
 
 
 @click.command()
@@ -78,17 +77,18 @@ def flight(folder: Path, world: int | None, everything: bool, form: str) -> None
     Exit code 0: no rank waits, 1: ranks wait for others, 2: no readable dump.
     """
     from denpexd.flight import as_json, read
+    from denpexd.notify.redact import redact, redact_value
 
     if not folder.is_dir():
         fail(f"{folder}: no such folder; give the one that holds the dumps, such as /tmp/nccl_trace_rank_*")
     report = read(folder, world)
     if not report.readable:
-        click.echo(as_text(report, everything=True), err=True)
+        say(redact(as_text(report, everything=True))[0], err=True)
         fail(f"{folder}: no readable dump; files end in the number of the rank, as in nccl_trace_rank_3 or rank3.json")
     if form == "json":
-        click.echo(json.dumps(as_json(report), indent=2, ensure_ascii=False))
+        say_json(redact_value(as_json(report))[0])
     else:
-        click.echo(as_text(report, everything=everything))
+        say(redact(as_text(report, everything=everything))[0])
     sys.exit(0 if report.analysis.verdict.finding == "none" else 1)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from denpexd.terminal import EXISTING, PACKS, catalogue, columns, fail, form
+from denpexd.terminal import EXISTING, PACKS, catalogue, columns, fail, form, say, say_json
 
 if TYPE_CHECKING:
     from denpexd.catalog.load import Loaded
@@ -55,11 +55,11 @@ def list_(packs: tuple[Path, ...], form: str, tags: tuple[str, ...], **wanted: s
     chosen.sort(key=lambda rule: (rule.entry.category, rule.id))
     if form == "json":
         names = ("title", "category", "severity", "status", "domain", "scope", "tags", "aliases")
-        click.echo(json.dumps([{"id": r.id} | {n: getattr(r.entry, n) for n in names} for r in chosen], indent=2))
+        say_json([{"id": r.id} | {n: getattr(r.entry, n) for n in names} for r in chosen])
     elif chosen:
-        click.echo(columns([(r.entry.category, r.entry.severity, r.id, r.entry.title) for r in chosen]))
+        say(columns([(r.entry.category, r.entry.severity, r.id, r.entry.title) for r in chosen]))
     else:
-        click.echo("no failure is of that kind; denpexd rules list shows all", err=True)
+        say("no failure is of that kind; denpexd rules list shows all", err=True)
     sys.exit(0 if chosen else 1)
 
 
@@ -88,7 +88,7 @@ def new(rule_id: str, category: str, into: Path) -> None:
         fail(f"{rule_id!r} exists already: denpexd explain {rule_id}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(skeleton(rule_id, category, path, str(schema_file())), "utf-8")
-    click.echo(f"{path}\nnow change it, and after each change: denpexd rules test {path}")
+    say(f"{path}\nnow change it, and after each change: denpexd rules test {path}")
 
 
 @rules.command()
@@ -152,15 +152,15 @@ def packs(packs: tuple[Path, ...], form: str) -> None:
             | {"rules": s.rules, "signals": s.signals, "errors": [str(error) for error in s.errors]}
             for s in found.states
         ]
-        click.echo(json.dumps({"packs": rows}, indent=2))
+        say_json({"packs": rows})
     else:
         cells = [("pack", "kind", "rules", "signals", "mistakes", "from")]
         for s in found.states:
             where = f"{s.pack.origin} ({s.pack.folder})" if s.pack.origin else str(s.pack.folder)
             cells.append((s.pack.name, s.pack.kind, str(s.rules), str(s.signals), str(len(s.errors)), where))
-        click.echo(columns(cells))
+        say(columns(cells))
         for error in found.errors:
-            click.echo(str(error))
+            say(str(error))
     sys.exit(1 if found.errors else 0)
 
 
@@ -170,7 +170,7 @@ def schema(path: bool) -> None:
     """The JSON Schema of a rule file, for editors."""
     from denpexd.catalog.schema import json_schema, schema_file
 
-    click.echo(str(schema_file()) if path else json.dumps(json_schema(), indent=2))
+    say(str(schema_file()) if path else json.dumps(json_schema(), indent=2))
 
 
 @rules.command()
@@ -191,12 +191,10 @@ def docs(folder: Path, check: bool, packs: tuple[Path, ...]) -> None:
     changes = difference(catalog, folder)
     if not check:
         write(folder, changes)
-        click.echo(f"{len(catalog.rules)} failures, {len(changes)} pages changed in {folder}")
+        say(f"{len(catalog.rules)} failures, {len(changes)} pages changed in {folder}")
     elif changes:
         names = ", ".join(sorted(changes)[:10]) + (", ..." if len(changes) > 10 else "")
-        click.echo(
-            f"{len(changes)} pages in {folder} are out of date: {names}\nrun: denpexd rules docs {folder}", err=True
-        )
+        say(f"{len(changes)} pages in {folder} are out of date: {names}\nrun: denpexd rules docs {folder}", err=True)
         sys.exit(1)
 
 
@@ -230,5 +228,5 @@ def _checked(where: Sequence[Path], clauses: str, workers: int | None, only: Seq
 def _finish(result: "CheckReport", form: str) -> Any:
     from denpexd.catalog import report
 
-    click.echo(json.dumps(report.as_json(result), indent=2) if form == "json" else report.table(result))
+    say_json(report.as_json(result)) if form == "json" else say(report.table(result))
     sys.exit(0 if result.ok else 1)

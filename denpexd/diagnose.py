@@ -25,6 +25,7 @@ from denpexd.errors import SourceError
 from denpexd.evidence.pasted import BY_ORDER, dumps
 from denpexd.ingest.finished import Finished, find
 from denpexd.merge import PLACE, Told, merged
+from denpexd.notify.redact import redact_name
 from denpexd.notify.text import one_line, rank_words
 from denpexd.replay import Player, Replayed
 from denpexd.scan.engine import choose_engine
@@ -115,7 +116,7 @@ class Diagnosis:
         jobs: dict[str, list[Told]] = {}
         for each in logs:
             try:
-                jobs.setdefault(each.found.job, []).append(self._read(each, chunk))
+                jobs.setdefault(redact_name(each.found.job), []).append(self._read(each, chunk))
             except SourceError as error:
                 if len(logs) == 1 or each.named:
                     raise

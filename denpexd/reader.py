@@ -10,6 +10,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from denpexd.clock import Clock
@@ -20,6 +21,7 @@ from denpexd.ingest.positions import Position
 from denpexd.ingest.remote import Mounts, RemoteReader
 from denpexd.ingest.tail import Tail, TailRead, new_buffer
 from denpexd.ingest.wake import Waker
+from denpexd.notify.redact import redact_name
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class Reader:
 
     async def look_around(self) -> list[Found]:
         """Find new files; returns those that were not known before. To be called once a sweep."""
-        found = await asyncio.to_thread(self._discovery.scan)
+        found = await asyncio.to_thread(lambda: [_named(one) for one in self._discovery.scan()])
         self._mounts = await asyncio.to_thread(Mounts)
         new = [f for f in found if f.path not in self._tails]
         for one in found:
@@ -155,6 +157,12 @@ class Reader:
 def _row(position: Position) -> str:
     path, identity, offset, head, tail_hash = position.to_row()
     return json.dumps([path, identity, offset, base64.b64encode(head).decode(), base64.b64encode(tail_hash).decode()])
+
+
+def _named(found: Found) -> Found:
+    """The name of a job comes from paths and goes into keys, labels and alerts: a secret in it stops here."""
+    clean = redact_name(found.job)
+    return found if clean == found.job else replace(found, job=clean)
 
 
 def _position(row: str) -> Position | None:

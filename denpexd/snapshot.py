@@ -6,6 +6,7 @@ from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
 from denpexd.daemon import Daemon
+from denpexd.notify.redact import redact_name
 from denpexd.web.view import JobView, PackView, RankView, Stats
 from denpexd.web.view import RankState as Shown
 
@@ -33,11 +34,11 @@ class DaemonView:
             PackView(
                 name=state.pack.name,
                 kind=state.pack.kind,
-                folder=str(state.pack.folder),
+                folder=redact_name(str(state.pack.folder)),
                 origin=state.pack.origin,
                 rules=state.rules,
                 signals=state.signals,
-                errors=[str(error) for error in state.errors],
+                errors=[redact_name(str(error)) for error in state.errors],
             )
             for state in self._daemon.rules.packs.states
         ]
@@ -126,7 +127,8 @@ def _rank_view(
         shown = "gone"
     elif job.silence(now) >= suspicion(Limits(), job.usual):
         shown = "silent"
-    return RankView(rank, shown, state.step, state.phase, silent, state.node, state.pid)
+    node = redact_name(state.node) if state.node else None
+    return RankView(rank, shown, state.step, state.phase, silent, node, state.pid)
 
 
 def _step_seconds(job: JobState) -> float | None:

@@ -23,9 +23,30 @@ def form(*choices: str, default: str = "text") -> Callable[[F], F]:
     return click.option("--format", "form", type=click.Choice(choices), default=default, show_default=True)
 
 
+def say(page: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a page: whatever is quoted in it, a terminal only sees text and our own colours."""
+    from denpexd.notify.text import printable
+
+    click.echo(printable(page), err=err, nl=nl)
+
+
+def say_json(value: object, indent: int | None = 2) -> None:
+    """Print a value as JSON."""
+    from denpexd.notify.text import json_text
+
+    click.echo(json_text(value, indent))
+
+
+def warn(message: str) -> None:
+    """Say on standard error what is wrong, without the secrets that may be in it."""
+    from denpexd.notify.redact import redact
+
+    say(f"denpexd: {redact(message)[0]}", err=True)
+
+
 def fail(message: str) -> NoReturn:
     """Say what is wrong and leave with 2."""
-    click.echo(f"denpexd: {message}", err=True)
+    warn(message)
     sys.exit(2)
 
 
@@ -35,7 +56,7 @@ def catalogue(packs: tuple[Path, ...] = ()) -> "Catalog":
 
     found = load_packs(packs)
     for error in found.errors:
-        click.echo(f"denpexd: rule left out: {error}", err=True)
+        warn(f"rule left out: {error}")
     return found.catalog
 
 

@@ -12,6 +12,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +22,8 @@ from denpexd.clock import SystemClock
 from denpexd.errors import SettingsError
 from denpexd.relay import Relay
 from denpexd.workfolder import work_folder
+
+log = logging.getLogger(__name__)
 
 
 def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
@@ -115,10 +118,26 @@ def is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:
     return any(at in source.places for source in sources) or (at == ("state_dir",) and "STATE_DIRECTORY" in os.environ)
 
 
+class SafeFormatter(logging.Formatter):
+    """Entries without secrets and control characters; further lines are indented, so that no text forges an entry."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The entry as it is written."""
+        # Here, because the process that only waits for `exec`'s command stays small.
+        from denpexd.notify.redact import redact
+        from denpexd.notify.text import visible
+
+        return visible(redact(super().format(record))[0]).replace("\n", "\n    ")
+
+
 def log_to_stderr(level: str) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=level.upper(), stream=sys.stderr, format=form)
-    for noisy in ("httpx", "httpcore", "apprise", "watchdog", "asyncio", "uvicorn"):
+    """The log of this process goes to standard error; what it dies of, too."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    sys.excepthook = lambda kind, error, where: log.critical("unexpected error", exc_info=(kind, error, where))
+    threading.excepthook = lambda told: log.error("thread died", exc_info=told.exc_value)
+    for noisy in ("httpx", "httpcore", "apprise", "requests", "urllib3", "watchdog", "asyncio", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

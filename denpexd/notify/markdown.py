@@ -1,6 +1,7 @@
 """The report as GitHub-flavoured Markdown."""
 
 import re
+from urllib.parse import quote
 
 from denpexd.notify.policy import Verdict
 from denpexd.notify.render import kind_word, origin, standing, who
@@ -31,13 +32,18 @@ def markdown(verdict: Verdict) -> str:
         lines += _md_text(head, verdict.get(name))
     references = verdict.get("references")
     if isinstance(references, list | tuple) and references:
-        lines += ["", "## References", "", *(f"- <{one_line(url)}>" for url in references)]
+        lines += ["", "## References", "", *(f"- <{_url(url)}>" for url in references)]
     return "\n".join(lines) + "\n"
 
 
 def md(value: object) -> str:
-    """A text as Markdown that shows it as it is, on one line."""
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
+    """A text as Markdown that shows it as it is, on one line; a comment after @ keeps it from calling somebody."""
+    text = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
+    return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", text)
+
+
+def _url(value: object) -> str:
+    return re.sub(r"[<>\s\\]", lambda m: quote(m[0]), one_line(value))
 
 
 def _md_text(head: str, text: object) -> list[str]:

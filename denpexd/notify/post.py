@@ -8,7 +8,8 @@ configuration says. Reasons never hold the URL, which may be a secret.
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
@@ -23,6 +24,7 @@ from denpexd.notify.text import cut_chars, one_line
 TIMEOUT = 10.0
 MAX_RETRY_AFTER = 600.0
 USER_AGENT = f"denpexd/{__version__}"
+_SHORTEST_SECRET = 6  # of a URL or a header
 _RETRYABLE = {408, 429}
 
 
@@ -50,16 +52,16 @@ async def post_json(
         async with asyncio.timeout(timeout):
             async with client.stream("POST", url, content=json.dumps(payload), headers=sent) as response:
                 if not response.is_success:
-                    raise await _refusal(response, wall)
+                    raise await _refusal(response, wall, [url, *headers.values()])
     except TimeoutError:
         raise DeliveryError(f"no answer within {timeout:g} s", retryable=True) from None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise DeliveryError("the configured URL is not valid", retryable=False) from None
     except httpx.HTTPError as error:
-        raise DeliveryError(_network_reason(error), retryable=True) from None
+        raise DeliveryError(_network_reason(error, [url]), retryable=True) from None
 
 
-async def _refusal(response: httpx.Response, wall: float) -> DeliveryError:
+async def _refusal(response: httpx.Response, wall: float, secrets: Sequence[str]) -> DeliveryError:
     status = response.status_code
     if response.is_redirect:
         target = urlsplit(response.headers.get("Location", ""))
@@ -67,9 +69,8 @@ async def _refusal(response: httpx.Response, wall: float) -> DeliveryError:
         return DeliveryError(f"HTTP {status}: redirected{where}; configure the final address", retryable=False)
     retryable = status in _RETRYABLE or status >= 500
     after = retry_after(response.headers.get("Retry-After"), wall) if retryable else None
-    reason = f"HTTP {status} {response.reason_phrase}".rstrip()
-    if body := await _beginning(response):
-        reason += f": {body}"
+    body = await _beginning(response)
+    reason = _short(f"HTTP {status} {response.reason_phrase}".rstrip() + (f": {body}" if body else ""), secrets)
     return DeliveryError(reason, retryable=retryable, after=after)
 
 
@@ -82,7 +83,16 @@ async def _beginning(response: httpx.Response) -> str:
                 break
     except httpx.HTTPError:
         return ""
-    return cut_chars(one_line(redact(found[:2000].decode("utf-8", "replace"))[0]), 200)
+    return found[:2000].decode("utf-8", "replace")
+
+
+def _short(reason: str, secrets: Sequence[str]) -> str:
+    """What a stranger gave as the reason, without what we had sent it and some receivers repeat."""
+    for secret in secrets:
+        parts = {secret, *re.split(r"[/?&=\s]+", secret), urlsplit(secret).path.lstrip("/")}
+        for part in sorted((part for part in parts if len(part) >= _SHORTEST_SECRET), key=len, reverse=True):
+            reason = reason.replace(part, "***")
+    return cut_chars(one_line(redact(reason)[0]), 220)
 
 
 def retry_after(value: str | None, wall: float) -> float | None:
@@ -100,10 +110,10 @@ def retry_after(value: str | None, wall: float) -> float | None:
     return min(max(seconds, 0.0), MAX_RETRY_AFTER)
 
 
-def _network_reason(error: httpx.HTTPError) -> str:
+def _network_reason(error: httpx.HTTPError, secrets: Sequence[str]) -> str:
     # The innermost cause says what happened ("certificate has expired"), httpx often only that all attempts failed.
     cause: BaseException = error
     while cause.__cause__ is not None or cause.__context__ is not None:
         cause = cause.__cause__ or cause.__context__ or cause
-    text = cut_chars(one_line(redact(str(cause))[0]), 200)
+    text = _short(str(cause), secrets)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

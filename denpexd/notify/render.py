@@ -22,6 +22,7 @@ from denpexd.notify.text import (
     ranks,
     short,
     string,
+    visible,
     wrap,
 )
 
@@ -58,7 +59,7 @@ class Page:
 
     def command(self, text: str, indent: str = "     ") -> None:
         # Never cut or wrapped: it is there to be copied.
-        for line in text.splitlines():
+        for line in visible(text).splitlines():
             self.lines.append(indent + self.paint(f"$ {line}", "command"))
 
 

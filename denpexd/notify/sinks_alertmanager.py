@@ -14,7 +14,7 @@ from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.render import summary_text, who
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_webhook import http_headers, http_url
-from denpexd.notify.text import UNIX_SINCE, items, one_line, rank_list, ranks, string
+from denpexd.notify.text import UNIX_SINCE, items, one_line, rank_list, ranks, string, unmentioned
 from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
 
 # An open alert ends by itself if it was not sent again for so many intervals (the daemon is gone).
@@ -97,7 +97,8 @@ class AlertmanagerSink:
         }
         if self._runbooks:
             found["runbook_url"] = runbook_url(self._runbooks, one_line(verdict.get("failure")))
-        return {name: text for name, text in found.items() if text}
+        # Templates pass annotations on to chats as they are.
+        return {name: text if name == "runbook_url" else unmentioned(text) for name, text in found.items() if text}
 
     async def _post(self, alerts: list[dict[str, object]]) -> None:
         await post_json(

@@ -6,7 +6,6 @@ first use, in the worker thread that also sends: the import takes 0.1 s, the ser
 
 import asyncio
 import logging
-import re
 from typing import Any
 from urllib.parse import quote
 
@@ -14,13 +13,12 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.policy import Verdict
 from denpexd.notify.render import summary_text
 from denpexd.notify.rows import Row
+from denpexd.notify.text import unmentioned
 from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings_sources import read_secret
 
 BODY_LIMIT = 3500
 _TYPES = {"critical": "failure", "high": "failure", "medium": "warning", "low": "info"}
-# Mentions and links that some services act upon even in plain text.
-_MENTION = re.compile(r"@(?=everyone|here|channel)|(?<=<)(?=[@#!])", re.IGNORECASE)
 
 
 class AppriseSink:
@@ -44,9 +42,9 @@ class AppriseSink:
 def _notify(url: str, verdict: Verdict, closed: bool) -> None:
     service = _service(url)
     limit = min(BODY_LIMIT, int(service.body_maxlen))
-    title, body = (_quiet(text) for text in summary_text(verdict, limit))
+    title, body = (unmentioned(text) for text in summary_text(verdict, limit))
     if service.title_maxlen <= 0:  # the title becomes the first line of the body there
-        body = _quiet(summary_text(verdict, max(100, limit - len(title) - 4))[1])
+        body = unmentioned(summary_text(verdict, max(100, limit - len(title) - 4))[1])
     kind = "success" if closed else _TYPES.get(str(verdict.get("severity")), "warning")
     import apprise
 
@@ -71,7 +69,3 @@ def _service(url: str) -> Any:
     if service is None:
         raise DeliveryError("apprise does not know this kind of URL", retryable=False)
     return service
-
-
-def _quiet(text: str) -> str:
-    return _MENTION.sub(lambda m: f"{m[0]} ", text)

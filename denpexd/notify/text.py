@@ -1,5 +1,6 @@
 """Text of strangers made safe and short: escapes, cuts, ranks, times. Shared by the report and the chat messages."""
 
+import json
 import re
 import textwrap
 import unicodedata
@@ -12,7 +13,14 @@ from denpexd.core.numbers import ranks_text
 UNIX_SINCE = 1_000_000_000.0
 
 _INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
+# Mentions, and links whose text can say another address, that chats act upon even in plain text.
+_MENTION = re.compile(
+    r"(?<=<)(?=[@#!:]|users/|at>|https?:|mailto:)|(?<=\])(?=\()|(?<![\w@])@(?=\w)|@(?=everyone|here|channel)",
+    re.IGNORECASE,
 )
 
 HEAD = "What changed since the last good run"
@@ -28,6 +36,23 @@ def visible(text: str) -> str:
 def one_line(value: object) -> str:
     """Any value as one safe line."""
     return " ".join(visible(str(value)).split()) if value is not None else ""
+
+
+def printable(text: str) -> str:
+    """A whole page for a terminal: of control characters only line ends and our own colours stay."""
+    parts = _COLOUR.split(text)
+    return "".join(part if number % 2 else visible(part) for number, part in enumerate(parts))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """A value as JSON that people can read and that no terminal acts upon: what is invisible is escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    return _INVISIBLE.sub(lambda m: json.dumps(m[0])[1:-1], text)
+
+
+def unmentioned(text: str) -> str:
+    """A text for a chat in which nothing calls a person and no link can hide where it leads."""
+    return _MENTION.sub(lambda m: f"{m[0]} ", text)
 
 
 def cells(text: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
 import denpexd
 from denpexd.clock import iso
@@ -49,6 +50,7 @@ class Console:
         self._env = Environment(
             loader=FileSystemLoader(folder),
             autoescape=True,
+            finalize=_visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -67,6 +69,13 @@ class Console:
     def _render(self, template: str, **values: object) -> bytes:
         # a lone surrogate (a file name that is not UTF-8) must not cost the page
         return self._env.get_template(template).render(**values).encode("utf-8", "replace")
+
+
+def _visible(value: object) -> object:
+    """Texts of strangers: control and direction characters would let a line look like another one."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in value)
 
 
 def job_panel(job: JobView) -> JobPanel:
