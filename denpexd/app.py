@@ -162,6 +162,7 @@ async def run(
             processes,
             clock,
             stacks="off" if settings.evidence.stacks == "off" else "auto",
+            active=settings.evidence.active,
             lone=settings.evidence.processes == "any" or root_pid is not None,
             sources={name: one for name, one in sources.items() if getattr(settings.evidence, name) != "off"},
             flight=FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto"),

@@ -19,6 +19,12 @@ from denpexd.errors import DenpexdError
 from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, say, say_json, warn, whole, width
 
 CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
+ACTIVE = click.option(
+    "--evidence",
+    "active",
+    type=click.Choice(["on", "dry-run", "off"]),
+    help="Whether processes, drivers and NCCL may be asked; dry-run only tells what would be.",
+)
 
 
 class Group(click.Group):
@@ -53,6 +59,7 @@ def main() -> None:
 @click.option("--job", help="Name of the job in alerts and metrics.")
 @click.option("--port", type=int, help="Port of metrics and console (default 9464, 0: any free one).")
 @click.option("--state-dir", type=EXISTING, help="Where positions and unsent alerts are kept.")
+@ACTIVE
 @click.option("--no-color", is_flag=True, help="Plain text on the terminal.")
 def run(
     paths: tuple[str, ...],
@@ -60,6 +67,7 @@ def run(
     job: str | None,
     port: int | None,
     state_dir: Path | None,
+    active: str | None,
     no_color: bool,
 ) -> None:
     """Watch the logs in PATHS (folders, files, globs, templates like /logs/{job}/rank{rank}.log), or - for a stream.
@@ -68,7 +76,8 @@ def run(
     """
     from denpexd.watch import watch
 
-    sys.exit(watch(list(paths), config, _flags(job=job, port=port, state_dir=state_dir), color=color(no_color)))
+    flags = _flags(job=job, port=port, state_dir=state_dir, active=active)
+    sys.exit(watch(list(paths), config, flags, color=color(no_color)))
 
 
 @main.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -77,6 +86,7 @@ def run(
 @click.option("--port", type=int, help="Port of metrics and console (default 9464, 0: any free one).")
 @click.option("--state-dir", type=EXISTING, help="Where positions and unsent alerts are kept.")
 @click.option("--log-dir", "log_dirs", multiple=True, help="Folders of per-rank logs that the command writes.")
+@ACTIVE
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def exec_(
     config: Path | None,
@@ -84,6 +94,7 @@ def exec_(
     port: int | None,
     state_dir: Path | None,
     log_dirs: tuple[str, ...],
+    active: str | None,
     command: tuple[str, ...],
 ) -> None:
     """Start COMMAND (torchrun, srun, mpirun, python) and watch what it prints; returns its exit code.
@@ -92,7 +103,7 @@ def exec_(
     """
     from denpexd.execute import execute
 
-    flags = _flags(job=job, port=port, state_dir=state_dir)
+    flags = _flags(job=job, port=port, state_dir=state_dir, active=active)
     sys.exit(execute(list(command), config, flags, list(log_dirs)))
 
 
@@ -228,7 +239,7 @@ def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
 # --- shared -----------------------------------------------------------------------------------------------------------
 
 
-def _flags(*, job: str | None, port: int | None, state_dir: Path | None) -> dict[str, Any]:
+def _flags(*, job: str | None, port: int | None, state_dir: Path | None, active: str | None) -> dict[str, Any]:
     flags: dict[str, Any] = {}
     if job is not None:
         flags["job"] = job
@@ -236,6 +247,8 @@ def _flags(*, job: str | None, port: int | None, state_dir: Path | None) -> dict
         flags["web"] = {"port": port}
     if state_dir is not None:
         flags["state_dir"] = str(state_dir)
+    if active is not None:
+        flags["evidence"] = {"active": active}
     return flags
 
 

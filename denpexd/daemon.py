@@ -60,6 +60,11 @@ class CollectorLike(Protocol):
         """Time spent looking, by kind."""
         ...
 
+    @property
+    def pause(self) -> float:
+        """Seconds of the longest look at one process."""
+        ...
+
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         """Which rank writes which of the files, as far as processes tell; UNKNOWN_RANK: more than one."""
         ...

@@ -114,7 +114,7 @@ class RecordedCollector:
         self._gone: set[int] = set()
         self.asked: list[Want] = []
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.seconds = {"process": 0.0, "stacks": 0.0}
+        self.seconds, self.pause = {"process": 0.0, "stacks": 0.0}, 0.0
 
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         """Nothing: no process holds the files, their names tell the ranks."""

@@ -148,6 +148,11 @@ def _file_or_word(value: str | Path) -> str | Path:
 class Evidence(Section):
     """What may be asked of the running job."""
 
+    active: Literal["on", "dry-run", "off"] = Field(
+        default="on",
+        description="all that asks processes, drivers or NCCL (stacks, dumps on request, RAS, GPUs): on, off, or "
+        "dry-run = only say in log and verdict what would have been asked",
+    )
     stacks: Switch = Field(
         default="auto", description="stacks by py-spy: auto uses it where it is installed and allowed"
     )

@@ -73,6 +73,7 @@ class DaemonView:
             loop_lag_seconds=daemon.lag,
             redactions=daemon.store.counters["redactions"],
             evidence_seconds=dict(daemon.collector.seconds),
+            evidence_pause_seconds=daemon.collector.pause,
             evidence_outcomes=dict(daemon.collector.counts),
             suspected_hangs=sum(job.core.suspected for job in jobs),
             incidents=dict(daemon.pipeline.settled + open_now),

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _DEADLINE = 15.0
 _MOST_CAUSES = 1000
+_SHOWN = 4  # of what a dry run would have asked
 _SCAN_EVERY = 2.0
 # Looks in a row, about one a second, until a state counts: disk sleep is everyday, a debugger's stop may be short.
 _LOOKS_UNTIL_FROZEN = {"T": 1, "t": 2, "D": 5}
@@ -34,11 +35,16 @@ class Source(Protocol):
         """What it says; EvidenceUnavailable: why it says nothing."""
         ...
 
+    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
+        """What `collect` would ask, without asking it."""
+        ...
+
 
 class Collector:
     """Evidence about one job on one node. `stacks`: "auto" or "off"; `lone`: a job that nothing ties to the watched
     files is taken for theirs, as long as its output goes to no other file. `sources`: further witnesses, by the kind
-    of wish that they answer; other kinds are answered by nothing.
+    of wish that they answer; other kinds are answered by nothing. `active`: "on", "off" (nobody is asked, processes
+    are only watched), or "dry-run" (what would have been asked is told instead).
 
     `counts` holds (kind, outcome) -> number, `seconds` kind -> total time spent; both are for the metrics. Outcomes:
     ok, gone, unavailable, off. Use from one event loop; reading and parsing happen in threads.
@@ -49,6 +55,7 @@ class Collector:
         processes: Processes,
         clock: Clock,
         *,
+        active: str = "on",
         stacks: str = "auto",
         lone: bool = False,
         spy: PySpy | None = None,
@@ -57,7 +64,7 @@ class Collector:
         flight: FlightRecorder | None = None,
     ) -> None:
         self._flight, self._sources = flight, {**(sources or {}), **({"dumps": flight} if flight else {})}
-        self._processes, self._clock, self._lone = processes, clock, lone
+        self._processes, self._clock, self._lone, self._active = processes, clock, lone, active
         self._looks = None if stacks == "off" else Looks(processes, clock, spy or PySpy(), deadline)
         self._known: dict[int, RankProcess] = {}
         self._lost: dict[int, RankProcess] = {}
@@ -72,6 +79,11 @@ class Collector:
         self._table_lock = asyncio.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
         self.seconds: dict[str, float] = {"process": 0.0, "stacks": 0.0}
+
+    @property
+    def pause(self) -> float:
+        """Seconds of the longest look at one process: no look stops it, so it was never stopped for longer."""
+        return self._looks.longest if self._looks is not None else 0.0
 
     @property
     def ranks(self) -> dict[int, RankProcess]:
@@ -141,7 +153,9 @@ class Collector:
             events += self._cannot("process", error)
         ranks = set(want.ranks) or self._known.keys() | self._lost.keys()
         here = [self._known[rank] for rank in sorted(ranks & self._known.keys())]
-        if want.kind in self._sources:
+        if want.kind != "process" and self._active != "on":
+            events += await self._unasked(want.kind, here)
+        elif want.kind in self._sources:
             events += await self._source(want.kind, here)
         else:
             events += await self._stacks(here) if want.kind == "stacks" else self._states(here, events)
@@ -239,6 +253,22 @@ class Collector:
         facts = {event.rank for event in said if isinstance(event, Fact)}
         stopped = [p for p in here if p.rank in self._frozen and p.rank not in facts]
         return [*(_joined(t, p) for p in here if p.rank not in joined), *(_frozen(t, p) for p in stopped)]
+
+    async def _unasked(self, kind: str, here: list[RankProcess]) -> list[Event]:
+        """What stands in the place of an answer when nobody may be asked."""
+        self._count(kind, "off", 1)
+        if self._active == "off":
+            return self._cannot(kind, EvidenceUnavailable("nobody was asked: evidence.active is off", "set it to on"))
+        try:
+            source = self._sources.get(kind, self._looks)
+            planned = await source.plan(here) if source is not None else []
+        except EvidenceUnavailable as error:
+            return self._cannot(kind, error)
+        if not planned:
+            return []
+        more = f", and {len(planned) - _SHOWN} more" if len(planned) > _SHOWN else ""
+        why = f"dry run: would have asked {', '.join(planned[:_SHOWN])}{more}"
+        return self._cannot(kind, EvidenceUnavailable(why, "set evidence.active: on"))
 
     async def _source(self, kind: str, here: list[RankProcess]) -> list[Event]:
         try:

@@ -159,13 +159,22 @@ class FlightRecorder:
             raise EvidenceUnavailable(failed[0], "see docs/flight-recorder.md; stacks and logs go on without")
         return []
 
+    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
+        """The pipes that would be written to."""
+        pipes = await asyncio.to_thread(lambda: [(p, self._pipe(p)) for p in here]) if self._trigger else []
+        return [f"for the dump of rank {process.rank} (a byte into {pipe})" for process, pipe in pipes if pipe]
+
+    def _pipe(self, process: RankProcess) -> Path | None:
+        """Where the rank listens, as we reach it."""
+        prefix = self._environ(process).get(PIPE)
+        return self._seen_by(process, f"{prefix}{process.rank}.pipe") if prefix else None
+
     def _ask(self, process: RankProcess) -> str:
         """Why the rank could not be asked; empty where it was, or where it offers no pipe."""
-        prefix, key, now = self._environ(process).get(PIPE), (process.pid, process.start), self._clock.now()
-        if not prefix or now - self._asked.get(key, float("-inf")) < APART:
+        pipe, key, now = self._pipe(process), (process.pid, process.start), self._clock.now()
+        if pipe is None or now - self._asked.get(key, float("-inf")) < APART:
             return ""
         self._asked[key] = now
-        pipe = self._seen_by(process, f"{prefix}{process.rank}.pipe")
         try:
             number = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import shlex
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 
 from denpexd.clock import Clock
@@ -10,7 +11,7 @@ from denpexd.core.events import Frames
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence import worker_server
 from denpexd.evidence.procs import Processes, RankProcess
-from denpexd.evidence.stacks import PySpy, add_worker
+from denpexd.evidence.stacks import PySpy, add_worker, command
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Looks:
     def __init__(self, processes: Processes, clock: Clock, spy: PySpy, deadline: float) -> None:
         self._processes, self._clock, self._spy, self._deadline = processes, clock, spy, deadline
         self._lock = asyncio.Lock()
+        self.longest = 0.0  # seconds that one look at one process has taken
 
     async def at(self, here: Sequence[RankProcess]) -> Answers:
         """By rank: its stack, why there is none, or None if it is gone; those not done in time are left out."""
@@ -43,6 +45,10 @@ class Looks:
             except TimeoutError:
                 log.warning("stacks of %d ranks were not there after %g s", len(here) - len(answers), self._deadline)
         return answers
+
+    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
+        """The commands of one look."""
+        return [f"{shlex.join(command('py-spy', process.pid))} (rank {process.rank})" for process in here]
 
     async def _look(self, process: RankProcess, gate: asyncio.Semaphore, answers: Answers) -> None:
         """The stack of one rank, then those of its workers if it waits for one; None in `answers`: it is gone."""
@@ -65,7 +71,7 @@ class Looks:
             for pid in process.children[:_WORKERS_PER_RANK]:
                 async with gate:
                     try:
-                        worker = await self._spy.dump(pid, rank, self._clock.now())
+                        worker = await self._timed(self._spy.dump(pid, rank, self._clock.now()))
                     except EvidenceUnavailable as error:
                         log.debug("no stack of worker %d of rank %d: %s", pid, rank, error)
                         continue
@@ -74,13 +80,20 @@ class Looks:
     async def _dump(self, process: RankProcess) -> Frames:
         """By py-spy; where it cannot look, by the job's own worker server if it has one."""
         try:
-            return await self._spy.dump(process.pid, process.rank, self._clock.now())
+            return await self._timed(self._spy.dump(process.pid, process.rank, self._clock.now()))
         except EvidenceUnavailable:
             name = worker_server.VARIABLE
             path = (await asyncio.to_thread(self._processes.environ, process, (name,))).get(name)
             if not path:
                 raise
-            return await worker_server.stack(path, process.pid, process.rank, self._clock.now())
+            return await self._timed(worker_server.stack(path, process.pid, process.rank, self._clock.now()))
+
+    async def _timed(self, look: Awaitable[Frames]) -> Frames:
+        began = self._clock.now()
+        try:
+            return await look
+        finally:
+            self.longest = max(self.longest, self._clock.now() - began)
 
 
 def _waits_for_worker(frames: Frames) -> bool:

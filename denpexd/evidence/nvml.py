@@ -39,6 +39,10 @@ class Nvml:
     def __init__(self, processes: Processes, clock: Clock, *, library: str = "", seconds: float = _SECONDS) -> None:
         self._processes, self._clock, self._library, self._seconds = processes, clock, library, seconds
 
+    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
+        """One question about all GPUs."""
+        return [f"NVIDIA's library about the GPUs of {len(here)} ranks"] if here else []
+
     async def collect(self, here: Sequence[RankProcess]) -> list[Event]:
         """Facts about these ranks' GPUs; EvidenceUnavailable: why there are none."""
         if not here:

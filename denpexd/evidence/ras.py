@@ -59,10 +59,7 @@ class Ras:
         """Facts about the job of these ranks; EvidenceUnavailable: why there are none."""
         if not here or (len(self._asked) == QUERIES and self._clock.now() - self._asked[0] < PERIOD):
             return []
-        first = min(here, key=lambda process: process.rank)
-        address, version = await asyncio.to_thread(self._prepare, first)
-        if version is not None:
-            refuse(version, daring=self._daring)
+        address, version = await self._whom(here)
         self._take_claim(address)
         try:
             async with asyncio.timeout(ANSWER):
@@ -77,6 +74,21 @@ class Ras:
                 "look at the job by hand: ncclras -v -t 60",
             ) from None
         return await asyncio.to_thread(self._judge, answer, here)
+
+    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
+        """Where it would be asked and for what; EvidenceUnavailable: why it would not."""
+        if not here:
+            return []
+        (host, port), version = await self._whom(here)
+        known = "" if version is None else f" of {'.'.join(map(str, version))}"
+        return [f"NCCL RAS{known} at {host}:{port} for VERBOSE STATUS"]
+
+    async def _whom(self, here: Sequence[RankProcess]) -> tuple[tuple[str, int], Version | None]:
+        first = min(here, key=lambda process: process.rank)
+        address, version = await asyncio.to_thread(self._prepare, first)
+        if version is not None:
+            refuse(version, daring=self._daring)
+        return address, version
 
     def _prepare(self, first: RankProcess) -> tuple[tuple[str, int], Version | None]:
         environ = self._processes.environ(first, _WANTED)

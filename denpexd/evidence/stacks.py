@@ -61,7 +61,7 @@ class PySpy:
         """Exit code, output, error text. The child has its own process group, so that nothing of it is left."""
         try:
             child = await asyncio.create_subprocess_exec(
-                *(path, "dump", "--nonblocking", "--json", "--pid", str(pid)),
+                *command(path, pid),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
@@ -90,6 +90,11 @@ class PySpy:
                 f"py-spy wrote more than {_OUTPUT_LIMIT >> 20} MiB", "check what it is: py-spy --version"
             )
         return code, output, complaint[:_ERROR_LIMIT].decode("utf-8", "replace")
+
+
+def command(path: str, pid: int) -> tuple[str, ...]:
+    """How py-spy is called: the process is not stopped, and nothing of the call comes from outside."""
+    return (path, "dump", "--nonblocking", "--json", "--pid", str(pid))
 
 
 def find_py_spy() -> str | None:

@@ -125,7 +125,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("denpexd_redactions_total", "counter", "Secrets and addresses hidden in texts before they left.", (),
            _one(lambda s: s.redactions)),
     Family("denpexd_evidence_seconds", "summary", "Time spent looking at training processes.", ("kind",), lambda _: ()),
-    Family("denpexd_evidence_pause_seconds", "gauge", "Longest time one look stopped a training process.", (),
+    Family("denpexd_evidence_pause_seconds", "gauge", "Longest look at one training process.", (),
            _one(lambda s: s.evidence_pause_seconds)),
     Family("denpexd_evidence_total", "counter", "Looks at training processes.", ("kind", "outcome"),
            lambda snapshot: snapshot.stats.evidence_outcomes.items()),

@@ -73,6 +73,7 @@ class Processes:
         self.news: list[Event] = []
         self.counts: Mapping[tuple[str, str], int] = {}
         self.seconds: Mapping[str, float] = {}
+        self.pause = 0.0
 
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         return self.held

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from denpexd.clock import ManualClock, SystemClock
-from denpexd.core.events import Exit, Fact, Frames, Joined, Want
+from denpexd.core.events import Exit, Fact, Frame, Frames, Joined, Want
 from denpexd.evidence.collect import Collector
-from denpexd.evidence.procs import Processes
+from denpexd.evidence.looks import Looks
+from denpexd.evidence.procs import Processes, RankProcess
 from denpexd.evidence.ranks import ancestors
 from denpexd.evidence.stacks import PySpy, find_py_spy
 
@@ -107,6 +109,20 @@ def fake(tmp_path, script):
     path.write_text("#!/bin/sh\n" + script)
     path.chmod(0o755)
     return PySpy(str(path), time_limit=5.0)
+
+
+class Source:
+    """A witness that must not be asked."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def collect(self, here):
+        self.asked += 1
+        return []
+
+    async def plan(self, here):
+        return [f"the oracle about {len(here)} ranks"]
 
 
 def want(kind, *ranks):
@@ -255,6 +271,35 @@ async def test_stacks_that_are_switched_off_are_said_to_be_and_processes_are_sti
     assert (fact.name, fact.fields["kind"]) == ("evidence_unavailable", "stacks")
     assert "stacks: auto" in fact.fields["how"]
     assert len(of(events, Joined)) == 1
+
+
+async def test_off_asks_nobody_and_processes_are_still_watched(ranks, clock, tmp_path):
+    asked = Source()
+    collector = Collector(
+        mine(), clock, active="off", spy=fake(tmp_path, f"touch {tmp_path}/asked"), sources={"ras": asked}
+    )
+    ranks.start(0)
+    events = [*await collector.collect(want("stacks")), *await collector.collect(want("ras"))]
+    assert {fact.fields["why"] for fact in of(events, Fact)} == {"nobody was asked: evidence.active is off"}
+    assert [joined.rank for joined in of(events, Joined)] == [0]
+    assert not asked.asked
+    assert not (tmp_path / "asked").exists()
+
+
+async def test_a_dry_run_tells_what_it_would_have_asked_and_asks_nobody(ranks, clock, tmp_path, caplog):
+    asked = Source()
+    collector = Collector(
+        mine(), clock, active="dry-run", spy=fake(tmp_path, f"touch {tmp_path}/asked"), sources={"ras": asked}
+    )
+    pid = ranks.start(0)
+    events = [*await collector.collect(want("stacks")), *await collector.collect(want("ras"))]
+    assert [fact.fields["why"] for fact in of(events, Fact)] == [
+        f"dry run: would have asked py-spy dump --nonblocking --json --pid {pid} (rank 0)",
+        "dry run: would have asked the oracle about 1 ranks",
+    ]
+    assert caplog.text.count("dry run: would have asked") == 2
+    assert not asked.asked
+    assert not (tmp_path / "asked").exists()
 
 
 async def test_a_refusal_is_one_fact_for_all_ranks_and_one_line_in_the_log(ranks, clock, tmp_path, caplog):
@@ -424,6 +469,41 @@ async def test_a_process_table_that_cannot_be_read_kills_no_rank_and_is_said_onc
     assert await collector.watch() == []
     assert facts(await collector.collect(want("stacks"))) == [("evidence_unavailable", -1)]
     assert await collector.attach([tmp_path]) == {}
+
+
+class Slow:
+    """Stands for py-spy: each look lasts until all that may run at once have begun."""
+
+    def __init__(self, most):
+        self.most, self.now, self.highest, self.begun = most, set(), 0, asyncio.Event()
+
+    async def dump(self, pid, rank, t):
+        assert pid not in self.now
+        self.now.add(pid)
+        self.highest = max(self.highest, len(self.now))
+        if self.highest == self.most:
+            self.begun.set()
+        await self.begun.wait()
+        await asyncio.sleep(0)
+        self.now.remove(pid)
+        return Frames(t, rank, "py-spy", (Frame("f", "a.py", 1),))
+
+
+async def test_at_most_eight_looks_run_at_the_same_time(clock):
+    many = [RankProcess(rank, 100 + rank, 1, "n", rank, 20, None, "S", 5, None, 1, ()) for rank in range(20)]
+    spy = Slow(8)
+    looks = Looks(SimpleNamespace(again=lambda process: process), clock, spy, 5.0)
+    answers = await looks.at(many)
+    assert sorted(answers) == list(range(20))
+    assert spy.highest == 8
+
+
+async def test_the_longest_look_at_one_process_is_measured(ranks, tmp_path):
+    collector = Collector(mine(), SystemClock(), spy=fake(tmp_path, f'sleep 0.3; exec {find_py_spy()} "$@"'))
+    ranks.start(0)
+    assert collector.pause == 0.0
+    await collector.collect(want("stacks"))
+    assert collector.pause > 0.3
 
 
 async def test_the_time_spent_is_measured_for_each_kind(ranks):

@@ -344,6 +344,18 @@ async def test_another_job_on_the_port_is_not_taken_for_ours(ras, node):
             await ras.collect(node.ranks)
 
 
+async def test_a_plan_names_the_place_and_connects_to_nobody(ras, node):
+    node.runs("/usr/lib/libnccl.so.2.29.7")
+    nccl = Nccl((2, 29, 7), HEALTHY)
+    async with nccl.listening() as port:
+        node.environ(NCCL_RAS_ADDR=f"{HOST}:{port}")
+        assert await ras.plan(node.ranks) == [f"NCCL RAS of 2.29.7 at {HOST}:{port} for VERBOSE STATUS"]
+        node.runs("/usr/lib/libnccl.so.2.26.5")
+        with pytest.raises(EvidenceUnavailable, match=r"2\.26\.5"):
+            await ras.plan(node.ranks)
+    assert nccl.heard == []
+
+
 async def test_one_asker_on_a_node(ras, node, clock):
     node.runs("/usr/lib/libnccl.so.2.29.7")
     other = Ras(Processes(node.proc), clock, proc=node.proc)

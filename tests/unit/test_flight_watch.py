@@ -176,6 +176,14 @@ async def test_ranks_that_listen_are_asked_once(tmp_path: Path) -> None:
     os.close(reader)
 
 
+async def test_a_plan_names_the_pipes_and_writes_into_none(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    reader = listening(node, 0)
+    assert await node.recorder.plan(node.ranks) == [f"for the dump of rank 0 (a byte into {tmp_path}/pipe_0.pipe)"]
+    assert os.read(reader, 10) == b""
+    os.close(reader)
+
+
 async def test_a_pipe_without_a_listener_blocks_nobody_and_is_said(tmp_path: Path) -> None:
     node = Node(tmp_path)
     os.close(listening(node, 0))
