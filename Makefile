@@ -27,7 +27,7 @@ test: $(VENV)/.tools
 	$(BIN)/pytest -q -m "not torch"
 
 explore: $(VENV)/.tools
-	DENPEXD_EXPLORE=$(TIMES) $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
+	DENPEXD_EXPLORE=$(TIMES) DENPEXD_NEW_SEEDS=1 $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
 
 score: $(VENV)/.tools
 	$(BIN)/python tests/scoreboard

@@ -184,5 +184,8 @@ class TailMachine(RuleBasedStateMachine):
 
 TestTailAgainstModel = TailMachine.TestCase
 TestTailAgainstModel.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=4 * settings.default.max_examples,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
