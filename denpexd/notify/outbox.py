@@ -1,7 +1,7 @@
-"""What must survive kill -9: positions, incidents, keys, unsent messages, the journal. One SQLite file, one writer.
+"""What must survive kill -9: positions, incidents, unsent messages, the journal. One SQLite file, one writer.
 
 Everything a batch of input caused is written in one transaction, so after a crash the input is read again exactly
-from where its consequences are missing. Pending messages and keys are also held in memory: where the disk is full or
+from where its consequences are missing. Pending messages are also held in memory: where the disk is full or
 gone the daemon goes on with them (at least once, but not durable) and writes everything as soon as it can again.
 Methods may be called from any thread; those marked "disk" can block and belong into a worker thread.
 """
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from denpexd.notify.policy import Delivery, Sent, Verdict
 from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
     MAX_JOURNAL,
-    MAX_KEYS,
+    MAX_TOLD,
     PRUNE,
     SCHEMA,
     SCHEMA_VERSION,
@@ -53,7 +53,6 @@ class Store:
         self._rows: dict[int, Row] = {}  # pending, in order of id
         self._leased: set[int] = set()
         self._last: dict[str, dict[str, Sent]] = {}  # by incident, by sink
-        self._keys: dict[str, str] = {}
         self._unsaved: dict[tuple[object, ...], Statement] = {}
         self._failing = self._told = False
         self._next_delivery = self._next_journal = 1
@@ -65,7 +64,6 @@ class Store:
         if self.recovered:
             log.warning("%s", self.recovered)
         rows = self._database.rows
-        self._keys = dict(rows("SELECT fingerprint, key FROM keys ORDER BY rowid"))
         for row in map(delivery_row, rows("SELECT * FROM deliveries WHERE state = 'pending' ORDER BY id")):
             self._rows[row.id] = row
         # SQLite takes the bare column from the row that has the maximum.
@@ -131,7 +129,7 @@ class Store:
             if last is not None and delivery.revision <= last.revision:
                 continue
             told[delivery.sink] = Sent(delivery.revision, delivery.event)
-            if len(self._last) > MAX_KEYS:
+            if len(self._last) > MAX_TOLD:
                 del self._last[next(iter(self._last))]
             clean = replace(delivery, verdict=self._clean(delivery.verdict))
             yield Row(self._next_delivery, clean, "pending", 0, now, now)
@@ -186,16 +184,6 @@ class Store:
         for row in oldest:
             self.counters["outbox_dropped"] += 1
             self.dead(row, f"more than {MAX_PENDING} messages waited")
-
-    def remember(self, fingerprint: str, make: Callable[[], str]) -> str:
-        """The key stored for a fingerprint (job, attempt, stop); made once, written with the next commit."""
-        with self._memory:
-            if fingerprint not in self._keys:
-                key = self._keys[fingerprint] = make()
-                self._unsaved["key", fingerprint] = ("INSERT OR REPLACE INTO keys VALUES (?,?)", (fingerprint, key))
-                if len(self._keys) > MAX_KEYS:
-                    del self._keys[next(iter(self._keys))]
-            return self._keys[fingerprint]
 
     def positions(self) -> dict[str, str]:
         """Where each source was read to (disk)."""

@@ -12,14 +12,13 @@ from denpexd.notify.policy import Delivery, Verdict
 SCHEMA_VERSION = 1
 MAX_FINISHED = 10_000
 MAX_CLOSED = 2_000
-MAX_KEYS = 10_000
+MAX_TOLD = 10_000
 MAX_JOURNAL = 50_000
 
 SCHEMA = """
 CREATE TABLE positions (source BLOB PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE incidents (key TEXT PRIMARY KEY, state TEXT NOT NULL, updated REAL NOT NULL, verdict TEXT NOT NULL);
 CREATE INDEX incidents_by_state ON incidents (state, updated);
-CREATE TABLE keys (fingerprint TEXT PRIMARY KEY, key TEXT NOT NULL);
 CREATE TABLE deliveries (id INTEGER PRIMARY KEY, sink TEXT NOT NULL, key TEXT NOT NULL, revision INTEGER NOT NULL,
     event TEXT NOT NULL, reason TEXT NOT NULL, verdict TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
     created REAL NOT NULL, not_before REAL NOT NULL, error TEXT NOT NULL, UNIQUE (sink, key, revision));
@@ -39,7 +38,6 @@ PRUNE: tuple[Statement, ...] = (
         " AND key NOT IN (SELECT key FROM incidents WHERE state = 'open')",
         (MAX_FINISHED,),
     ),
-    ("DELETE FROM keys WHERE rowid <= (SELECT max(rowid) FROM keys) - ?", (MAX_KEYS,)),
     ("DELETE FROM journal WHERE id <= (SELECT max(id) FROM journal) - ?", (MAX_JOURNAL,)),
 )
 

@@ -42,7 +42,6 @@ def path(tmp_path: Path) -> Path:
 
 def test_what_was_committed_is_there_after_a_restart(path: Path) -> None:
     with Store(path, ManualClock()) as store:
-        assert store.remember("run|1|1", lambda: "key-1") == "key-1"
         store.commit(
             positions={"/logs/a": '{"offset": 3}', "/logs/\udcff": b"7"},
             incidents=[verdict(), verdict("old", state="closed")],
@@ -51,7 +50,6 @@ def test_what_was_committed_is_there_after_a_restart(path: Path) -> None:
         )
     with Store(path, ManualClock()) as store:
         assert store.positions() == {"/logs/a": '{"offset": 3}', "/logs/\udcff": "7"}
-        assert store.remember("run|1|1", lambda: "another") == "key-1"
         assert store.incidents("open") == [verdict()]
         assert {v["key"] for v in store.incidents()} == {"k", "old"}
         assert store.incidents("closed") == [verdict("old", state="closed")]
@@ -288,7 +286,6 @@ def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: 
         store.done(store.due(NOW)[0])
         for i in range(10):
             key = f"k{i}"
-            store.remember(key, lambda key=key: key)
             store.commit(incidents=[verdict(key, state="closed")], deliveries=[message(key=key)], journal=[key])
             store.done(store.due(NOW)[0])
         store.commit()
@@ -297,8 +294,6 @@ def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: 
     with Store(path, clock) as store:
         assert store.sent("open") == {"hook": Sent(1, "opened")}
         assert store.sent("k0") == {}
-        assert store.remember("k9", lambda: "new") == "k9"
-        assert store.remember("k0", lambda: "new") == "new"
 
 
 def test_age_and_number_of_what_waits(path: Path) -> None:
@@ -317,7 +312,6 @@ def test_kill_9_loses_nothing_that_was_committed(path: Path, moment: str) -> Non
         from denpexd.notify.policy import Delivery
         store = Store(Path({str(path)!r})).open()
         v = {{"key": "k", "revision": 1, "state": "open"}}
-        store.remember("run|1|1", lambda: "k")
         if {moment!r} == "after":
             store.commit(positions={{"log": "42"}}, incidents=[v],
                          deliveries=[Delivery("hook", "k", 1, "opened", "k:1", "first", v)])
@@ -329,7 +323,6 @@ def test_kill_9_loses_nothing_that_was_committed(path: Path, moment: str) -> Non
     with Store(path) as store:
         committed = moment == "after"
         assert store.positions() == ({"log": "42"} if committed else {})
-        assert store.remember("run|1|1", lambda: "new") == ("k" if committed else "new")
         assert [row.delivery.idempotency_key for row in store.due(1e12)] == (["k:1"] if committed else [])
 
 
