@@ -94,6 +94,7 @@ def _keeper(
         about=lambda: (show(settings), versions_of(engine, rules.packs)),
         sources=lambda: list(reader.found),
         more=more,
+        opened=reader.open,
     )
 
 
@@ -151,7 +152,9 @@ async def run(
             pipeline.restore(store.journal(), store.incidents("open"), clock.now())
         positions = {} if fresh else store.positions()
         waker = Waker(clock)
-        reader = Reader(Discovery(settings.paths, settings.job), clock, waker, positions, settings.ingest.sweep)
+        ingest = settings.ingest
+        found = Discovery(settings.paths, settings.job)
+        reader = Reader(found, clock, waker, positions, ingest.sweep, ingest.links)
         cleanup.callback(reader.close)
         processes = Processes(root_pid=root_pid, pipe=pipe)
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")

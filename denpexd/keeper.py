@@ -7,7 +7,6 @@ bundle at a time, the latest of an incident only. What cannot be kept is counted
 import asyncio
 import logging
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,9 @@ from denpexd.archive import pack
 from denpexd.bundle import Material, file_name, files
 from denpexd.clock import Clock
 from denpexd.core.events import Closed, Opened, Updated
+from denpexd.core.evidence import beginning
 from denpexd.errors import SourceError
+from denpexd.ingest.open_files import open_regular
 from denpexd.ingest.remote import Mounts, RemoteReader
 from denpexd.notify.text import items
 from denpexd.pipeline import Pipeline
@@ -30,6 +31,7 @@ _PRESET = 1  # of xz: a third larger than usual, ten times as fast
 _LAST = 10.0  # seconds for what is not written yet when the daemon ends
 
 Verdict = Mapping[str, object]
+Opener = Callable[[Path], tuple[int, os.stat_result]]
 
 BEFORE, AFTER = 8 << 10, 8 << 10
 LINES = 20
@@ -39,7 +41,7 @@ _LONGEST = 2_000
 class Keeper:
     """The bundles of one daemon. `about`: configuration and versions, as they are when a bundle is made.
 
-    `sources`: the files that are watched; no other file is read for a bundle.
+    `sources`: the files that are watched; no other file is read for a bundle, and these by `opened`.
     """
 
     def __init__(
@@ -50,9 +52,10 @@ class Keeper:
         about: Callable[[], tuple[str, Mapping[str, object]]],
         sources: Callable[[], Sequence[Path]],
         more: Callable[[str], Mapping[str, object]] = lambda job: {},
+        opened: Opener = open_regular,
     ) -> None:
         self.shelf, self._pipeline, self._clock = shelf, pipeline, clock
-        self._about, self._sources, self._more = about, sources, more
+        self._about, self._sources, self._more, self._opened = about, sources, more, opened
         self._waiting: dict[str, Material] = {}
         self._again: dict[str, tuple[float, Verdict]] = {}
         self._work: asyncio.Task[None] | None = None
@@ -130,9 +133,9 @@ class Keeper:
             name = f"{number:02d}-rank{quote.get('rank')}.txt"
             try:
                 if mount is None:
-                    found[name] = await asyncio.to_thread(around, path, offset, text)
+                    found[name] = await asyncio.to_thread(around, path, offset, text, self._opened)
                 else:
-                    found[name] = await self._remote.call(mount, around, path, offset, text)
+                    found[name] = await self._remote.call(mount, around, path, offset, text, self._opened)
             except (OSError, SourceError) as error:
                 found[name] = f"{path}, byte {offset}: cannot be read any more: {error}"
         return found
@@ -149,15 +152,13 @@ class Keeper:
         self._remote.close()
 
 
-def around(path: Path, offset: int, quoted: str) -> str:
+def around(path: Path, offset: int, quoted: str, opened: Opener = open_regular) -> str:
     """Some lines before and after the one at `offset`, which is marked; says so where it is no longer there.
 
     Blocks as any read does. OSError: it cannot be read, or is no ordinary file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    handle, _ = opened(path)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(0, "not a regular file", str(path))
         start = max(0, offset - BEFORE)
         data = os.pread(handle, offset - start + AFTER, start)
     finally:
@@ -165,11 +166,13 @@ def around(path: Path, offset: int, quoted: str) -> str:
     at = offset - start
     above, rest = data[:at].split(b"\n"), data[at:].split(b"\n")
     above = above[1:] if start else above  # only whole lines; the last one is empty where the quote begins a line
-    below = rest[1 : LINES + 1]
+    whole = rest[:-1] if len(data) == at + AFTER else rest  # half a line could hold half a secret
+    below = whole[1 : LINES + 1]
     head = f"{path}, byte {offset}"
     wanted = quoted.strip().split("\n")[0][:40].strip()
     if wanted and wanted not in data.decode("utf-8", "replace"):
         head += " (the quoted line no longer stands there: the file was rotated or written anew)"
     first = (above[-1] if above else b"") + rest[0]
     lines = [*((" ", line) for line in above[:-1][-LINES:]), (">", first), *((" ", line) for line in below)]
-    return "\n".join([head, *(f"{mark} {line[:_LONGEST].decode('utf-8', 'replace')}".rstrip() for mark, line in lines)])
+    shown = [(mark, beginning(line.decode("utf-8", "replace"), _LONGEST)) for mark, line in lines]
+    return "\n".join([head, *(f"{mark} {text}".rstrip() for mark, text in shown)])

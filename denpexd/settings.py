@@ -207,6 +207,11 @@ class Ingest(Section):
     max_line: Annotated[Size, Field(ge=1024, le=16 * 1024**2)] = Field(
         default=64 * 1024, description="longer lines keep head and tail"
     )
+    links: Annotated[list[Path], BeforeValidator(as_list)] = Field(
+        default_factory=list,
+        description="folders that links below the watched paths may lead into, whoever made them; beside these, a link "
+        "out of the watched folders is followed only if root, denpexd's user or the owner of the file made it",
+    )
 
 
 class Keep(Section):

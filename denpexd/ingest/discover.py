@@ -58,9 +58,9 @@ class Discovery:
 
     def __init__(self, paths: Sequence[str], job: str | None, *, limit: int = 20_000) -> None:
         self._job, self._limit = job, limit
-        self._paths = [str(Path(text).expanduser().absolute()) for text in paths]
+        self.paths = [str(Path(text).expanduser().absolute()) for text in paths]
         # A path that exists as written is meant as written, whatever brackets are in its name.
-        magic = [text for text in self._paths if is_magic(text) and not Path(text).exists()]
+        magic = [text for text in self.paths if is_magic(text) and not Path(text).exists()]
         self._templates = {text: Template(self._bound(text)) for text in magic}
         self._layouts: dict[tuple[str, str], Layout] = {}
         self._said: set[str] = set()
@@ -99,7 +99,7 @@ class Discovery:
     def _sources(self, walk: Walk) -> list[Source]:
         known, self._layouts = self._layouts, {}
         chosen: dict[tuple[int, int], Source] = {}
-        for text in self._paths:
+        for text in self.paths:
             nothing = True
             for match, root, template in self._expand(walk, text):
                 nothing = False

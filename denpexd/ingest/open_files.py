@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
+from denpexd.ingest.links import READ, LinkRefused, Links
 from denpexd.ingest.positions import Identity, Position
 
 
@@ -28,17 +29,18 @@ class Owner(Protocol):
     def take_descriptor(self) -> int: ...
 
 
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _REMEMBERED = 16384  # positions that rotation left
 
 
 class OpenFiles:
     """At most `limit` descriptors are open (least recently used first out).
 
-    `positions`: what was saved in an earlier run, found again by identity under whatever name a file has now.
+    `positions`: what was saved in an earlier run, found again by identity under whatever name a file has now. `links`:
+    which of them are followed; all if nobody says.
     """
 
-    def __init__(self, positions: Iterable[Position] = (), *, limit: int = 1024) -> None:
+    def __init__(self, positions: Iterable[Position] = (), *, limit: int = 1024, links: Links | None = None) -> None:
+        self._opened = open_regular if links is None else links.open
         self.lock = threading.RLock()
         self._limit = max(1, limit)
         self._owners: dict[Identity, Owner] = {}
@@ -69,16 +71,11 @@ class OpenFiles:
     def open(self, path: Path) -> tuple[int, os.stat_result]:
         """A descriptor of a regular file, if need be in place of others; never blocks. OSError as of `os.open`."""
         try:
-            fd = os.open(path, _FLAGS)
+            return self._opened(path)
         except OSError as problem:
             if problem.errno not in (errno.EMFILE, errno.ENFILE) or not self.make_room():
                 raise
-            fd = os.open(path, _FLAGS)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "not a regular file")
-        return fd, info
+            return self._opened(path)
 
     def make_room(self) -> bool:
         """Close half of what is open (the process ran out of descriptors); False if there was nothing to close."""
@@ -171,6 +168,16 @@ class OpenFiles:
         return names
 
 
+def open_regular(path: Path) -> tuple[int, os.stat_result]:
+    """A descriptor of a regular file and its state, wherever links lead; never blocks. OSError otherwise."""
+    fd = os.open(path, READ)
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return fd, info
+
+
 def _still_has(owner: Owner, identity: Identity) -> bool:
     # An open descriptor pins the inode; without one the number may have gone to a new file.
     if owner.is_open or owner.busy:
@@ -185,6 +192,8 @@ def _still_has(owner: Owner, identity: Identity) -> bool:
 def explain(path: Path, problem: OSError) -> str:
     """What is wrong with a file, and how to mend it."""
     why = problem.strerror or str(problem)
+    if isinstance(problem, LinkRefused):
+        return f"{path}: {why}"
     if problem.errno in (errno.EACCES, errno.EPERM):
         return f"{path} may not be read by uid {os.geteuid()} ({why}): grant read access, no restart needed"
     if problem.errno in (errno.EMFILE, errno.ENFILE):
