@@ -4,7 +4,8 @@ Nothing is decided here. Placeholders of the texts are filled with ranks; what i
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.incident import Incident
@@ -16,6 +17,7 @@ from denpexd.core.state import JobState
 
 MAX_EVIDENCE = 12
 MAX_TEXT = 2000
+MAX_PLACES = 3
 _SAME_MEANING = 4  # quotes that mean the same
 _LONG = 300  # what one quote means, in characters
 _PLACE = re.compile(r"\{([a-z_]+)\}")
@@ -38,6 +40,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         filled = _PLACE.sub(lambda m: names.get(m[1], m[0]), text)
         return _SEVERAL.sub(r"\1anks \2", filled)
 
+    stacks = groups(job)
     return {
         "key": incident.key,
         "job": job.job,
@@ -60,10 +63,10 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "nodes": {str(r): s.node for r, s in sorted(job.ranks.items()) if s.node and r >= 0},
         "step": max((s.step for s in job.ranks.values() if s.step is not None), default=None),
         "hang": is_hang(c, job),
-        "quick_answer": fill(entry.quick_answer),
+        "quick_answer": " ".join([fill(entry.quick_answer), *(_places(c, stacks) if is_hang(c, job) else ())]),
         "summary": summary(incident, job, now),
         "evidence": [_quote(e) for e in _chosen(c.evidence)],
-        "stacks": groups(job),
+        "stacks": stacks,
         "changed": changed(job),
         "against": against(c, job),
         "missing": missing(c, job, unheard, fill),
@@ -115,6 +118,18 @@ def summary(incident: Incident, job: JobState, now: float) -> str:
     if incident.found_at_start:
         parts.append("Found in the logs when denpexd started.")
     return " ".join(parts)
+
+
+def _places(c: Candidate, stacks: Sequence[Mapping[str, object]]) -> list[str]:
+    """Sentences: where in the program's own code those who started it stand, as looks since their last move show."""
+    said = []
+    for group in stacks:
+        ranks = sorted({*c.initiating}.intersection(cast(list[int], group["ranks"])))
+        if ranks and group["under"]:
+            said.append(
+                f"Rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)} stand{'s' * (len(ranks) == 1)} in {group['under']}."
+            )
+    return said[:MAX_PLACES]
 
 
 def against(c: Candidate, job: JobState) -> list[str]:

@@ -9,10 +9,12 @@ import jsonschema
 import pytest
 
 from denpexd.catalog.load import load
+from denpexd.core.events import Exit, Frame, Frames
 from denpexd.core.evidence import Evidence
 from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, is_hang, missing, verdict
 from denpexd.core.incident import Incident
 from denpexd.core.match import Candidate
+from denpexd.core.records import Exited, Snapshot
 from denpexd.core.state import JobState
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,19 @@ def test_texts_name_the_ranks_and_leave_other_braces_alone(job: JobState) -> Non
         {"do": "check the file of rank 1", "risk": "read-only", "command": "check 1 ${HOME}"},
         {"do": "restart", "risk": "restart"},
     ]
+
+
+def test_the_answer_ends_with_the_place_where_the_one_who_started_a_hang_stands(job: JobState) -> None:
+    stands = (Frame("barrier", "torch/distributed/distributed_c10d.py", 9), Frame("log_norms", "train.py", 65))
+    for rank, frames in ((0, stands[:1]), (1, stands)):
+        look = Frames(15.0, rank, "py-spy", frames, state="S")
+        job.rank(rank).snapshots["py-spy"] = Snapshot(look, 1, 10.0, steady=True)
+    answer = "Rank 1 evaluates, ranks 0,2-3 waits."
+    assert told(found("lonely-eval"), job)["quick_answer"] == f"{answer} Rank 1 stands in log_norms (train.py:65)."
+    assert told(found("lonely-eval", initiating=(0,)), job)["quick_answer"].endswith("waits.")
+    job.rank(1).exits.append(Exited(Exit(16.0, 1, -9), 2, forced=False))
+    job.rank(0).reported = evidence(0)
+    assert told(found("lonely-eval"), job)["quick_answer"] == answer
 
 
 def test_texts_name_the_ranks_of_a_role(job: JobState) -> None:
