@@ -3,22 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.core.flight import Dump
-from denpexd.errors import StateError
 from denpexd.keeper import Keeper
 from denpexd.launches import Launches
+from denpexd.ledger import Ledger
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Delivery, Sent, plan
-from denpexd.notify.redact import redact_verdict
 from denpexd.notify.sinks import filters
-from denpexd.pipeline import Change, Outcome, Pipeline
+from denpexd.pipeline import Outcome, Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Rules
 from denpexd.settings import Settings
@@ -30,21 +27,6 @@ LATE = 10.0  # a tick this late means that the daemon was paused: what happened 
 GRACE = 10.0
 DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
-KEPT = 1000  # incidents shown
-
-Verdict = Mapping[str, object]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What is to be written with the next transaction, beside the positions."""
-
-    journal: list[str] = field(default_factory=list)
-    incidents: list[Verdict] = field(default_factory=list)
-    deliveries: list[Delivery] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.journal or self.incidents or self.deliveries)
 
 
 class CollectorLike(Protocol):
@@ -96,19 +78,15 @@ class Daemon:
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
+        self.ledger = Ledger(reader.positions, store, deliverer, filters(settings))
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches = rules, keeper, launches
         self.lag = 0.0  # seconds by which the last tick was late
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
-        self._sinks = filters(settings)
-        self._writing = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
-        self.incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
         self._tick_at = clock.now()
         self._moved_at = clock.now()
-        self._pending = _Batch()
-        self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the store
         self._held: dict[Path, int] = {}  # what the local processes write
         self._attach_at = float("-inf")
         self._started = False
@@ -163,7 +141,7 @@ class Daemon:
             self._tick_at = now
             await self._processes(now)
             await self.handle(self.pipeline.tick(now))
-            await self._commit()
+            await self.ledger.commit()
             if self.keeper is not None:
                 self.keeper.tick(now)
             if self.healthy()[0]:
@@ -222,7 +200,7 @@ class Daemon:
         if self.code is not None and job is not None:
             await self.handle(self.pipeline.evidence(job, [Exit(self.clock.now(), UNKNOWN_RANK, self.code)]))
         await self.handle(self.pipeline.flush(self.clock.now()))
-        await self._commit()
+        await self.ledger.commit()
         for task in self._looking:
             task.cancel()
         if self.launches is not None:
@@ -236,12 +214,8 @@ class Daemon:
     async def handle(self, outcome: Outcome) -> None:
         """Make a batch's consequences durable together with the positions, then let the senders go."""
         # Nothing is waited for until all of it is pending: whoever writes next takes the positions with what they mean.
-        changes, pending = outcome.changes, self._pending
-        pending.journal += outcome.journal
-        pending.incidents += [change.verdict for change in changes]
-        pending.deliveries += self._plan(changes)
-        for change in changes:
-            self._remember(change.verdict)
+        changes = outcome.changes
+        self.ledger.add(changes, outcome.journal)
         if self.keeper is not None:
             self.keeper.note(changes)
         for job, want in outcome.wants:
@@ -251,47 +225,7 @@ class Daemon:
                 task.add_done_callback(self._looking.discard)
         if changes:
             # The core says a change once: to be cancelled here, at the end, must not lose it.
-            await asyncio.shield(self._commit())
-
-    def _plan(self, changes: Sequence[Change]) -> list[Delivery]:
-        """Messages for all changes of a batch, each knowing what the ones before it will have said."""
-        deliveries: list[Delivery] = []
-        for change in changes:
-            key = str(change.verdict["key"])
-            planned = plan(change, self._sinks, self.store.sent(key) | self._planned.get(key, {}))
-            self._planned.setdefault(key, {}).update({d.sink: Sent(d.revision, d.event) for d in planned})
-            deliveries += planned
-        return deliveries
-
-    async def _commit(self) -> None:
-        """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing."""
-        async with self._writing:
-            batch, self._pending = self._pending, _Batch()
-            positions = self.reader.positions()
-            if not (positions or batch):
-                return
-            try:
-                await asyncio.to_thread(
-                    self.store.commit,
-                    positions=positions,
-                    incidents=batch.incidents,
-                    deliveries=batch.deliveries,
-                    journal=batch.journal,
-                )
-            except StateError as error:
-                log.error("%s", error)
-            if not self._pending.deliveries:
-                self._planned.clear()  # the store knows them all
-            if batch.deliveries:
-                self.deliverer.wake()
-
-    def _remember(self, verdict: Verdict) -> None:
-        key = str(verdict["key"])
-        clean, _ = redact_verdict(verdict)
-        self.incidents.pop(key, None)
-        self.incidents[key] = clean
-        while len(self.incidents) > KEPT:
-            del self.incidents[next(iter(self.incidents))]
+            await asyncio.shield(self.ledger.commit())
 
     async def _look(self, job: str, want: Want) -> None:
         if self.evidence_job() == job:

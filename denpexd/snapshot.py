@@ -20,10 +20,10 @@ class DaemonView:
         self._daemon = daemon
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        return [v for v in reversed(self._daemon.incidents.values()) if state in (None, v["state"])][:limit]
+        return [v for v in reversed(self._daemon.ledger.incidents.values()) if state in (None, v["state"])][:limit]
 
     def incident(self, key: str) -> Verdict | None:
-        return self._daemon.incidents.get(key)
+        return self._daemon.ledger.incidents.get(key)
 
     def jobs(self) -> Sequence[JobView]:
         now = self._daemon.clock.now()

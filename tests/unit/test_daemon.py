@@ -112,7 +112,7 @@ class Parts:
 
     async def told(self) -> list[tuple[str, Event]]:
         """What the jobs were told, by job."""
-        await self.daemon._commit()
+        await self.daemon.ledger.commit()
         return [decode(line) for batch in self.store.commits for line in batch["journal"]]
 
 
@@ -131,9 +131,9 @@ def verdict(key: str = "k", revision: int = 1) -> dict[str, object]:
 async def test_positions_are_never_stored_before_the_messages_that_belong_to_them(parts: Parts) -> None:
     parts.store.disk.clear()
     parts.files.read = {"a": "1"}
-    first = asyncio.create_task(parts.daemon._commit())
+    first = asyncio.create_task(parts.daemon.ledger.commit())
     await asyncio.sleep(0)
-    saving = asyncio.create_task(parts.daemon._commit())  # the tick waits while the disk is busy ...
+    saving = asyncio.create_task(parts.daemon.ledger.commit())  # the tick waits while the disk is busy ...
     await asyncio.sleep(0)
     parts.files.read = {"a": "2"}  # ... and what is read meanwhile means something
     handling = asyncio.create_task(parts.daemon.handle(Outcome([Opened(verdict())], [], ["line"])))
@@ -163,7 +163,7 @@ async def test_a_change_survives_that_its_task_is_ended_while_the_disk_is_busy(p
     await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    last = asyncio.create_task(parts.daemon._commit())
+    last = asyncio.create_task(parts.daemon.ledger.commit())
     parts.store.disk.set()
     await last
     assert [len(batch["deliveries"]) for batch in parts.store.commits] == [1]

@@ -127,8 +127,8 @@ async def test_an_open_incident_outlives_a_reload_with_its_key(site: Site) -> No
     await site.becomes(lambda: daemon.pipeline.lines >= 78)
     site.print(1, crash)
     site.print(0, "Traceback (most recent call last):\n  File 'a.py', line 3, in main\n    step()\n" + lost)
-    await site.becomes(lambda: bool(daemon.incidents))
-    (opened,) = daemon.incidents.values()
+    await site.becomes(lambda: bool(daemon.ledger.incidents))
+    (opened,) = daemon.ledger.incidents.values()
     assert (await site.client.post("/-/reload")).status_code == 200
     (still,) = (await site.client.get("/api/v1/incidents")).json()["incidents"]
     assert (still["key"], still["state"], still["revision"]) == (opened["key"], "open", opened["revision"])
