@@ -22,7 +22,8 @@ from denpexd.core.events import Hit
 from denpexd.core.rule import Signal
 from denpexd.scan.engine import EngineFactory, choose_engine
 from denpexd.scan.re2_engine import Re2Engine
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 CHUNK = 256 << 10
 BLOCK_LINES = 45_000

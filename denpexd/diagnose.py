@@ -29,7 +29,8 @@ from denpexd.notify.redact import redact_name
 from denpexd.notify.text import one_line, rank_words
 from denpexd.replay import Player, Replayed
 from denpexd.scan.engine import choose_engine
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 from denpexd.scan.times import Stamp, resolve
 from denpexd.scan.times import find as find_stamp
 

@@ -31,7 +31,8 @@ from denpexd.errors import CaseError
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
 from denpexd.journal import decode, encode
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 from denpexd.tape import Tape, depth_of
 
 log = logging.getLogger(__name__)

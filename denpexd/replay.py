@@ -32,7 +32,8 @@ from denpexd.core.rule import Catalog, Example, Signal
 from denpexd.merge import SETTLED
 from denpexd.recording import Printed, Recording, from_timeline
 from denpexd.scan.engine import EngineFactory
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 Verdict = Mapping[str, object]
 LOOKS = (1.0, 7.0)  # a pasted stack stands for two equal looks: nobody pastes the stack of a job that moves

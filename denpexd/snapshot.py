@@ -53,8 +53,7 @@ class DaemonView:
         """All counters, copied."""
         daemon = self._daemon
         now, packs, states = daemon.clock.wall(), daemon.rules.packs.states, daemon.reader.states
-        jobs = daemon.pipeline.jobs.values()
-        open_now = daemon.pipeline.open_labels
+        jobs, open_now = daemon.pipeline.jobs.values(), daemon.pipeline.open_labels
         return Stats(
             engine=daemon.pipeline.scanner.engine_name,
             lines=daemon.pipeline.lines,

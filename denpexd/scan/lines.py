@@ -112,6 +112,14 @@ def segment_end(data: bytes, position: int) -> int:
     return newline if carriage < 0 else carriage
 
 
+def abridged(rest: bytes, max_line: int) -> bytes:
+    """An unfinished segment to be carried over, not more of it than a line may have."""
+    if len(rest) <= max_line + 1:
+        return rest
+    half = max_line // 2  # and a byte between: longer than a line may be, so it is shortened at its end
+    return rest[:half] + b"\0" * (max_line + 1 - 2 * half) + rest[-half:]
+
+
 def shorten(segment: bytes, limit: int) -> bytes:
     """Head and tail of a segment longer than `limit` bytes, as two segments; the same however it arrived."""
     if len(segment) <= limit:

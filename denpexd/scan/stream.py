@@ -11,12 +11,10 @@ from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception, under_task
 from denpexd.scan.blocks import Opening
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
-from denpexd.scan.lines import View, is_handled, segment_end, shorten, view
+from denpexd.scan.lines import View, abridged, is_handled, segment_end, shorten, view
 from denpexd.scan.prefixes import Line, PrefixReader
 from denpexd.scan.scanner import Named, Repeats, Scanner, present
-from denpexd.scan.writers import OpenBlocks, census, shares
-
-__all__ = ["Scanner", "Stream"]
+from denpexd.scan.writers import OpenBlocks, census, line_above, shares
 
 _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
@@ -96,7 +94,7 @@ class Stream:
             self._chunk(view(buffer[:cut], join, start, offset, at_line_start=not self._in_line))
             self._after_return = buffer[cut - 1 : cut] == b"\r"
             start = offset + cut - join
-        self._keep(buffer[cut:], start)
+        self._carry, self._carry_offset = abridged(buffer[cut:], self._max_line), start
         if self._carry and self._in_line:  # a progress bar is written behind its carriage return, often for an epoch
             self._partial(progress_only=True)
         return before + self._activity(size, buffer) + self._end()
@@ -182,13 +180,6 @@ class Stream:
         self._in_line = not data.endswith(b"\n")
         self._head = self._line_head(data, len(data), heads) if self._in_line else None
         self._back = (self._back + data[-_BACK:])[-_BACK:]
-
-    def _keep(self, rest: bytes, offset: int) -> None:
-        """Carry the unfinished segment over, not more of it than a line may have."""
-        self._carry, self._carry_offset = rest, offset
-        if len(rest) > self._max_line + 1:
-            half = self._max_line // 2  # and a byte between: longer than a line may be, so it is shortened at its end
-            self._carry = rest[:half] + b"\0" * (self._max_line + 1 - 2 * half) + rest[-half:]
 
     def _partial(self, *, progress_only: bool) -> None:
         """Look at the unfinished segment as if it ended here; what is found is not told again when it does."""
@@ -288,7 +279,7 @@ class Stream:
                 raised = bare_exception(under_task(self._opening(line), before))
                 self._emit([] if raised is None else [raised])
         elif name not in kept:
-            above_it = self._line_above(line, above) if name == "traceback" else ""
+            above_it = line_above(line, (self._back + above)[-_BACK:], self._prefixes) if name == "traceback" else ""
             self._emit(self._blocks.open(name, line, self._opening(line, above_it, entry=name == "traceback")))
 
     def _opening(self, line: Line, before: str = "", *, entry: bool = False) -> Opening:
@@ -296,14 +287,6 @@ class Stream:
         rank = line.rank if named is None else named
         process = process_of(line.fields) if rank == UNKNOWN_RANK else ""
         return Opening(self._t, rank, self.source, self._at, line.text, line.hooked, before, self._history, process)
-
-    def _line_above(self, line: Line, above: bytes) -> str:
-        """The last line of the same writer before this one."""
-        for raw in reversed((self._back + above)[-_BACK:].splitlines()[-8:]):
-            for other in reversed(self._prefixes.read(raw)):
-                if other.text.strip() and (other.outer, other.rank) == (line.outer, line.rank):
-                    return other.text
-        return ""
 
     def _activity(self, size: int, buffer: bytes) -> list[Event]:
         """Who wrote these bytes. Interleaved: shares by lines of the last 64 KiB; history: only by lines looked at."""

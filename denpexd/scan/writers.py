@@ -108,3 +108,12 @@ def shares(size: int, heard: dict[int, int], t: float, source: str, history: boo
     parts = {rank: max(1, size * count // total) for rank, count in heard.items() if rank != UNKNOWN_RANK}
     parts[UNKNOWN_RANK] = size - sum(parts.values())
     return [Activity(t, rank, source, count, history) for rank, count in sorted(parts.items()) if count > 0]
+
+
+def line_above(line: Line, above: bytes, prefixes: PrefixReader) -> str:
+    """The last line of the same writer in the bytes before this one."""
+    for raw in reversed(above.splitlines()[-8:]):
+        for other in reversed(prefixes.read(raw)):
+            if other.text.strip() and (other.outer, other.rank) == (line.outer, line.rank):
+                return other.text
+    return ""

@@ -21,7 +21,8 @@ from denpexd.core.raised import chain_matches
 from denpexd.core.rule import Catalog, Signal
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.prefixes import PrefixReader
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 MESSAGES = yaml.safe_load((Path(__file__).parents[1] / "data" / "messages.yaml").read_text())
 

@@ -7,7 +7,8 @@ import pytest
 from denpexd.core.events import UNKNOWN_RANK, Event, Frame, Frames, Raised
 from denpexd.scan.frames import canonical_path
 from denpexd.scan.re2_engine import Re2Engine
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 SCANNER = Scanner([], Re2Engine)
 

@@ -6,7 +6,8 @@ import pytest
 
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Event, Exit, Fact, Joined, Raised
 from denpexd.scan.re2_engine import Re2Engine
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 SCANNER = Scanner([], Re2Engine)
 

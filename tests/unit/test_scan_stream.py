@@ -11,7 +11,8 @@ from denpexd.core.events import UNKNOWN_RANK, Activity, Event, Fact, Hit, Raised
 from denpexd.core.rule import Signal
 from denpexd.scan.engine import EngineFactory
 from denpexd.scan.re2_engine import Re2Engine
-from denpexd.scan.stream import Scanner, Stream
+from denpexd.scan.scanner import Scanner
+from denpexd.scan.stream import Stream
 
 HyperscanEngine = pytest.importorskip("denpexd.scan.hyperscan_engine").HyperscanEngine
 ENGINES: tuple[EngineFactory, ...] = (HyperscanEngine, Re2Engine)
