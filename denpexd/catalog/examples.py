@@ -26,10 +26,11 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "unreachable": ("dead",),
     "launched_less": ("launched", "most"),
     "launched_other": ("group", "op"),
+    "launched_same": ("group",),
 }
 """What `!` may state, with its fields. An exit signal becomes the code a parent sees (signal=9: code=-9)."""
 
-RAS_FACTS = frozenset({"unreachable", "launched_less", "launched_other"})
+RAS_FACTS = frozenset({"unreachable", "launched_less", "launched_other", "launched_same"})
 """Those that NCCL's RAS tells."""
 
 _LINE = re.compile(r"\s*(?P<t>\d+(?:\.\d+)?)\s+(?P<ranks>\S+)\s+(?P<kind>[|>!@])(?: (?P<text>.*))?")

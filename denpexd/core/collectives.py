@@ -16,6 +16,7 @@ from denpexd.core.state import Answer, JobState, RankState, observed
 EXCHANGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
 ROW = 64  # elements in a row of a matrix of features, at least
 TOGETHER = 2.0  # seconds: two polls of the process table
+GRACE = 2.0  # seconds in which a step that was in flight still appears after a report
 
 
 def pending(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
@@ -45,8 +46,13 @@ def _fits(number: int | None, want: str) -> bool:
 
 
 def _known(job: JobState, rank: RankState, now: float) -> Mapping[str, Collective]:
-    """By group: what it reported or, if it reported nothing, what its Flight Recorder dump shows."""
-    return rank.collectives or flight_facts.collectives(job, rank, now)
+    """By group: what it reported since it moved last or, if nothing, what its Flight Recorder dump shows."""
+    told = {
+        name: known
+        for name, known in rank.collectives.items()
+        if rank.moved_t <= known.t + GRACE and not job.moved_on(rank, known.t)
+    }
+    return told or flight_facts.collectives(job, rank, now)
 
 
 def _peers(job: JobState, group: str, now: float) -> Mapping[int, Collective]:
@@ -168,7 +174,7 @@ def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
     By dumps only where they name it: a rank that others are ahead of may be right not to come.
     """
     known = rank.states.get("launched_less")
-    found = [] if known is None or job.moved_on(rank, known.t) else [known.saying(signal.means)]
+    found = [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
     for group, mine in _known(job, rank, now).items():
         if mine.enqueued is None or mine.evidence is None or not _is_last(job, rank.rank, group, now):
             continue
@@ -228,17 +234,13 @@ def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits
 def timed_out(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """It reported that it had waited for others until a timeout ended the wait."""
     known = rank.states.get("timeout")
-    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
-        return []
-    return [known.saying(signal.means)]
+    return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
 
 
 def reported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """It reported that others failed it: a timeout, a closed connection, a collective that a peer's death ended."""
     known = rank.reported
-    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
-        return []
-    return [known.saying(signal.means)]
+    return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
 
 
 def failed_itself(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

@@ -8,17 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from denpexd.core.evidence import Evidence, beginning
+from denpexd.core.flight_verdict import ranks_text as ranks_named
 from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
 from denpexd.core.numbers import ranks_text
 from denpexd.core.stands import groups
 from denpexd.core.state import JobState
+from denpexd.core.testimony import is_hang
 
 MAX_EVIDENCE = 12
 MAX_TEXT = 2000
 MAX_PLACES = 3
 _SAME_MEANING = 4  # quotes that mean the same
+_SHOWN = 8  # ranks in a command
 _LONG = 300  # what one quote means, in characters
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _SEVERAL = re.compile(r"\b([Rr])ank (\d+(?:[-,]\d+)+)")
@@ -28,7 +31,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
     """The whole verdict. `event`: opened | updated | closed; `state`: open | closed; times on the events' axis."""
     c = incident.candidate
     entry = c.rule.entry
-    unheard = [r for r in job.universe if r not in job.ranks or not job.ranks[r].heard]
+    unheard = _unheard(job)
     names = {
         "initiating": _who(c.initiating) if c.initiating else _process(c, job, "unknown ({})") or "unknown",
         "collateral": _who(c.collateral),
@@ -86,16 +89,6 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
     }
 
 
-def is_hang(c: Candidate, job: JobState) -> bool:
-    """Nobody failed on its own: ranks waited for each other (also when that ended in timeouts)."""
-    waited = any("timeout" in s.states for s in job.ranks.values())
-    if c.rule.entry.category == "hang":
-        return waited or not any(s.reported for s in job.ranks.values())  # else they lost a peer, and at once
-    died = any(job.ranks[r].gone for r in c.initiating if r in job.ranks)
-    stands = c.rule.correlation is not None and not any(s.gone or s.raised or s.reported for s in job.ranks.values())
-    return c.rule.stops and (waited or stands) and not died
-
-
 def summary(incident: Incident, job: JobState, now: float) -> str:
     """One paragraph for a person: who, since when, at which step, how many ranks idle."""
     c = incident.candidate
@@ -110,6 +103,8 @@ def summary(incident: Incident, job: JobState, now: float) -> str:
         parts.append(f"Rank {c.collateral[0]} only waits, or fails as a consequence.")
     elif c.collateral:
         parts.append(f"Ranks {ranks_text(c.collateral)} only wait, or fail as a consequence.")
+    if finding := _finding(c, job):
+        parts.append(finding)
     step = max((s.step for s in job.ranks.values() if s.step is not None), default=None)
     if step is not None:
         parts.append(f"Last step seen: {step}.")
@@ -132,13 +127,31 @@ def _places(c: Candidate, stacks: Sequence[Mapping[str, object]]) -> list[str]:
     return said[:MAX_PLACES]
 
 
+def _finding(c: Candidate, job: JobState) -> str:
+    """Of ranks that left no trace at all while others wait: that is a trace. "" where most of them are that silent."""
+    ranks, unheard = job.universe, _unheard(job)
+    open_ = not c.initiating or c.rule.precision == "symptom" or not set(unheard).isdisjoint(c.initiating)
+    if not unheard or 2 * len(unheard) > len(ranks) or not c.rule.stops or c.rule.correlation is None or not open_:
+        return ""
+    it = "it" if len(unheard) == 1 else "they"
+    said = f"{ranks_named(unheard).capitalize()} left no trace: no log line, no stack or dump, no process"
+    return f"{said}." if set(unheard) == set(c.initiating) else f"{said}; {it} may be what the others wait for."
+
+
+def _unheard(job: JobState) -> list[int]:
+    return [r for r in job.universe if r not in job.ranks or not job.ranks[r].heard]
+
+
 def against(c: Candidate, job: JobState) -> list[str]:
     """What speaks against the verdict, in words; worthless witnesses are named as such."""
-    said = []
+    said = list(c.against)
+    hang = is_hang(c, job)
     for r, s in sorted(job.ranks.items()):
-        if "launcher_root" in s.states and c.initiating and r not in c.initiating:
-            worth = "it names the first process that ended, which proves nothing in a hang"
-            said.append(f"the launcher's summary names rank {r} as root cause; {worth}")
+        if "launcher_root" in s.states and c.initiating and r not in c.initiating and (hang or s.reported):
+            worth = (
+                "the first process that ended, which proves nothing in a hang" if hang else "a rank that lost another"
+            )
+            said.append(f"the launcher's summary names rank {r} as root cause; it names {worth}")
     if c.rule.precision != "exact":
         return said
     for r in c.initiating:
@@ -154,11 +167,10 @@ def missing(c: Candidate, job: JobState, unheard: Sequence[int], fill: Callable[
     if c.certainty != "confirmed":
         wanted += [{"fact": fill(fact), "how": fill(how)} for fact, how in c.rule.entry.missing]
     if unheard and c.rule.correlation is not None:
-        text = ranks_text(unheard)
         wanted.append(
             {
-                "fact": f"anything from rank {text}",
-                "how": f"give denpexd the logs of rank {text}, or run it on their node",
+                "fact": f"anything from {ranks_named(unheard)}: no log line, no stack or dump, no process",
+                "how": f"give denpexd their logs, or run it on their node; there: {_find(unheard)}",
             }
         )
     denied = {
@@ -168,6 +180,13 @@ def missing(c: Candidate, job: JobState, unheard: Sequence[int], fill: Callable[
         {"fact": f"evidence that could not be collected: {why}", "how": how} for why, how in sorted(denied.items())
     ]
     return wanted
+
+
+def _find(ranks: Sequence[int]) -> str:
+    """A command that prints the stacks of these ranks on the node where they live."""
+    names = "|".join(map(str, ranks[:_SHOWN]))
+    mine = f"tr '\\0' '\\n' </proc/$p/environ | grep -qxE 'RANK=({names})'"
+    return f"for p in $(pgrep -f python); do {mine} && py-spy dump --nonblocking --pid $p; done"
 
 
 def _who(ranks: Sequence[int]) -> str:

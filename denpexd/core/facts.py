@@ -86,9 +86,7 @@ def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
 def kept_state(name: str) -> "Fact":
     def fact(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
         known = rank.states.get(name)
-        if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
-            return []
-        return [known.saying(signal.means)]
+        return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
 
     return fact
 

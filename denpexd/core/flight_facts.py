@@ -49,6 +49,11 @@ def keeps_waiting(job: JobState, rank: RankState, now: float) -> bool:
     return rank.rank in named
 
 
+def analysis(job: JobState, now: float) -> Analysis | None:
+    """What the dumps that still count show together; None where there is none."""
+    return _read(job, now)[0]
+
+
 def _collective(place: Place, known: Dumped) -> Collective:
     op, said = place.op, known.dump
     text = f"stands in {op.call}, number {op.seq} of group {op.group}" if op is not None else "has nothing open"

@@ -163,6 +163,7 @@ class Intake(Witnesses):
         if group not in state.collectives and len(state.collectives) >= MAX_GROUPS:
             state.collectives.pop(next(iter(state.collectives)))
         known = state.collectives.setdefault(group, Collective())
+        known.t = evidence.t
         if fields.get("op"):
             known.op, known.evidence = fields["op"], evidence
             known.numel = counter(fields.get("numel_in")) if fields.get("numel_in") else known.numel

@@ -16,8 +16,10 @@ from denpexd.core.rule import Correlation, Role, Rule, Signal, fits, free_ranks
 from denpexd.core.startup import ABSENT
 from denpexd.core.state import JobState, RankState
 from denpexd.core.support import leading, support
+from denpexd.core.testimony import weighed
 
 TOGETHER = 2.0  # ranks that fail within this time failed together, whatever else was printed meanwhile
+SPOKEN = ("log", "dump", "kernel")  # witnesses that say what failed
 SAME_FAULT = 30.0  # later ones count too if nobody had reported a victim's error before
 
 
@@ -34,6 +36,8 @@ class Candidate:
     cause_t: float
     cause_seq: int
     fatal: bool
+    sure: bool = False  # one more witness that agrees would confirm it
+    against: tuple[str, ...] = ()  # what other witnesses say against it
 
     @property
     def history(self) -> bool:
@@ -44,8 +48,10 @@ class Candidate:
 def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits) -> Candidate | None:
     """The rule's verdict on the job now, or None."""
     if rule.correlation is None:
-        return _local(rule, job, now, limits)
-    return _correlated(rule, rule.correlation, signals, job, now, limits)
+        found = _local(rule, job, now, limits)
+    else:
+        found = _correlated(rule, rule.correlation, signals, job, now, limits)
+    return None if found is None else weighed(found, job, now)
 
 
 # --- local failures -------------------------------------------------------------------------------------------------
@@ -136,12 +142,13 @@ def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list
         cause.t,
         cause.seq,
         any(e.weight == "fatal" for e in evidence),
+        sure=any(e.kind in SPOKEN and e.weight == "fatal" for e in evidence),
     )
 
 
 def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequence[Evidence]) -> str:
     """A fatal text plus that process gone, or a second witness; an exit code or a disappearance alone proves less."""
-    spoken = [e for e in evidence if e.kind in ("log", "dump", "kernel") and e.weight == "fatal"]
+    spoken = [e for e in evidence if e.kind in SPOKEN and e.weight == "fatal"]
     gone = any(job.ranks[r].gone for r in initiating if r in job.ranks)
     victims = any(
         s.reported and s.reported.t >= evidence[0].t - TOGETHER for r, s in job.ranks.items() if r not in initiating
@@ -190,9 +197,13 @@ def _correlated(
     evidence = [*main, *(e for e in (*rest, *extra) if e not in main)]
     if not evidence:
         return None
-    certainty = _certainty(rule, want, job, evidence, sure)
+    sure = sure and rule.precision != "symptom" and not _unheard(want, job)
+    certainty = "undetermined" if rule.precision == "symptom" else "likely"
+    if sure and len({e.witness for e in evidence if e.kind != "core"}) > 1:
+        certainty = "confirmed"
     cause = min((e for e in main if e.kind != "core"), key=lambda e: (e.t, e.seq), default=evidence[0])
-    return Candidate(rule, initiating, collateral, tuple(evidence), assigned, certainty, cause.t, cause.seq, fatal=True)
+    told = (rule, initiating, collateral, tuple(evidence), assigned, certainty, cause.t, cause.seq)
+    return Candidate(*told, fatal=True, sure=sure)
 
 
 def _members(
@@ -291,10 +302,7 @@ def _confirmed(
     return extra, sure
 
 
-def _certainty(rule: Rule, want: Correlation, job: JobState, evidence: Sequence[Evidence], sure: bool) -> str:
-    witnesses = {e.witness for e in evidence if e.kind != "core"}
+def _unheard(want: Correlation, job: JobState) -> bool:
+    """The rule speaks of all ranks, and nothing is known of some."""
     everyone = any(role.ranks in ("rest", "all") for role in want.roles)
-    unheard = everyone and any(r not in job.ranks or not job.ranks[r].heard for r in job.universe)
-    if rule.precision == "symptom":
-        return "undetermined"
-    return "confirmed" if sure and len(witnesses) > 1 and not unheard else "likely"
+    return everyone and any(r not in job.ranks or not job.ranks[r].heard for r in job.universe)

@@ -57,6 +57,7 @@ class Collective:
     enqueued: int | None = None
     completed: int | None = None
     evidence: Evidence | None = None
+    t: float = float("-inf")  # of the newest line about it
 
     @property
     def kind(self) -> str:

@@ -28,13 +28,21 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in uninterruptibl
 
 
 def counts(job: JobState, rank: RankState, snapshot: Snapshot) -> bool:
-    """A stack counts until the rank moves again; a look at a live process convicts only when it was steady."""
+    """A stack counts until the rank moves again; a look at a live process convicts only when it was steady.
+
+    Or when a collective is known that does not complete.
+    """
     t = snapshot.frames.t
     if t < rank.moved_t or job.moved_on(rank, t):
         return False
     if snapshot.frames.kind == "traceback" and _only_noticed_a_crash(job, rank):
         return False
-    return snapshot.steady or snapshot.frames.kind != "py-spy"
+    return snapshot.steady or snapshot.frames.kind != "py-spy" or job.once("gave up", lambda: _gave_up(job))
+
+
+def _gave_up(job: JobState) -> bool:
+    """A rank reported that a collective did not complete in time: with that, one look is enough."""
+    return any(still(job, s, s.states.get("timeout")) for r, s in job.ranks.items() if r >= 0)
 
 
 def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
@@ -43,6 +51,11 @@ def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
         return False
     exits = (e for r, s in job.ranks.items() if r not in (rank.rank, -1) for e in s.exits)
     return any(not e.forced and e.event.code in CRASHES for e in exits)
+
+
+def still(job: JobState, rank: RankState, known: Evidence | None) -> bool:
+    """What was seen of the rank then still holds: it has not moved since, nor has training."""
+    return known is not None and known.t >= rank.moved_t and not job.moved_on(rank, known.t)
 
 
 def frame(job: JobState, rank: RankState, signal: Signal) -> Answer:
@@ -170,18 +183,18 @@ def _state(rank: RankState, look: Snapshot) -> str:
 def _at(frames: Sequence[Frame]) -> str:
     """The collective that the program called, where it stands in one; else the innermost frame."""
     called = [frame for frame in frames if COLLECTIVE.fullmatch(frame.canonical)]
-    return _place(called[-1] if called else frames[0])
+    return place(called[-1] if called else frames[0])
 
 
 def _under(frames: Sequence[Frame]) -> str:
     """The innermost frame of the program's own code; "" where the stack holds none."""
-    return _NAMELESS.sub("", next((_place(frame) for frame in frames if _is_own(frame.path)), ""))
+    return _NAMELESS.sub("", next((place(frame) for frame in frames if is_own(frame.path)), ""))
 
 
-def _is_own(path: str) -> bool:
+def is_own(path: str) -> bool:
     """Own code has only its file name left, see scan.frames; so have modules of the standard library."""
     return path.endswith(".py") and "/" not in path and path.removesuffix(".py") not in sys.stdlib_module_names
 
 
-def _place(frame: Frame) -> str:
+def place(frame: Frame) -> str:
     return f"{frame.function} ({frame.path}:{frame.line})" if frame.line else f"{frame.function} ({frame.path})"

@@ -171,7 +171,7 @@ class Witnesses:
     def _stands_in(state: RankState, group: str, op: str, said: Evidence) -> None:
         """A collective that the rank has launched and others of its group have not."""
         if group in state.collectives or len(state.collectives) < MAX_GROUPS:
-            state.collectives[group] = Collective(op=op, evidence=said)
+            state.collectives[group] = Collective(op=op, evidence=said, t=said.t)
 
     def _round(self, event: Fact) -> None:
         fields, rounds = event.fields, self.job.rounds

@@ -1,7 +1,8 @@
 """What two answers of NCCL's RAS, taken during one standstill, show about the ranks of the job. Pure.
 
 Counts are launches, not completions, and programs launch ahead: a difference counts only if both answers agree, hence
-nothing moves, and only against a strict majority. Where everybody has launched the same, RAS can name nobody.
+nothing moves, and only against a strict majority. Where everybody has launched the same, RAS can name nobody, which
+speaks against whoever else is named.
 """
 
 from collections import Counter
@@ -44,12 +45,12 @@ def global_ranks(
 
 
 def facts(before: Report | None, now: Report, ranks: Ranks, t: float) -> list[Event]:
-    """The facts `unreachable`, `launched_less` and `launched_other` (docs/rule-format.md)."""
+    """The facts `unreachable`, `launched_less`, `launched_other` and `launched_same` (docs/rule-format.md)."""
     found: list[Event] = list(_unreachable(before, now, ranks, t))
     if before is not None:
         former = {one.name: one for one in before.communicators}
         stuck = [c for c in now.communicators if c.name in former and former[c.name].counts == c.counts and c.counts]
-        found += _launches(stuck, ranks, t)
+        found += [*_launches(stuck, ranks, t)] or ([] if found else _same(stuck, ranks, t))
     return found[:MOST]
 
 
@@ -87,6 +88,18 @@ def _launches(stuck: list[Communicator], ranks: Ranks, t: float) -> Iterator[Fac
             less = {**behind, **less}
             waiting |= {r for n in vectors if (r := _global(one, n, ranks)) is not None and r not in behind}
     yield from (fact for rank, fact in sorted(less.items()) if rank not in waiting)
+
+
+def _same(stuck: list[Communicator], ranks: Ranks, t: float) -> Iterator[Fact]:
+    """Every member of a communicator has answered, and all have launched the same: it shows nobody to be late."""
+    for one in stuck:
+        told = [set(counts) for counts in one.counts.values()]
+        alike = all(len(set(counts.values())) == 1 for counts in one.counts.values())
+        if alike and not one.absent and all(len(members) == one.size for members in told):
+            text = f"launched as many collectives as every other rank of communicator {one.name} (NCCL RAS)"
+            for number in sorted(one.members):
+                if (rank := _global(one, number, ranks)) is not None:
+                    yield Fact(t, rank, "launched_same", {"group": one.name}, source="ras", text=text)
 
 
 def _less(one: Communicator, vectors: Mapping[int, tuple[int, ...]], ranks: Ranks, t: float) -> Iterator[Fact]:

@@ -11,11 +11,12 @@ import pytest
 from denpexd.catalog.load import load
 from denpexd.core.events import Exit, Frame, Frames
 from denpexd.core.evidence import Evidence
-from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, is_hang, missing, verdict
+from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, missing, verdict
 from denpexd.core.incident import Incident
 from denpexd.core.match import Candidate
 from denpexd.core.records import Exited, Snapshot
 from denpexd.core.state import JobState
+from denpexd.core.testimony import is_hang
 
 ROOT = Path(__file__).parents[2]
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
@@ -138,7 +139,8 @@ def test_what_is_missing_is_asked_for_only_while_the_verdict_is_not_confirmed(jo
 
 def test_unheard_ranks_are_asked_for_where_sets_of_ranks_matter(job: JobState) -> None:
     asked = told(found("lonely-eval"), job)["missing"]
-    assert {"fact": "anything from rank 3", "how": "give denpexd the logs of rank 3, or run it on their node"} in asked
+    (wanted,) = [one for one in asked if one["fact"].startswith("anything from rank 3")]
+    assert "grep -qxE 'RANK=(3)' && py-spy dump" in wanted["how"]
     assert told(found("bad-file"), job)["missing"] == []
 
 
@@ -152,11 +154,35 @@ def test_evidence_that_could_not_be_had_is_told_once_with_its_remedy(job: JobSta
 
 def test_a_launcher_that_names_another_rank_speaks_against_it_and_is_called_worthless(job: JobState) -> None:
     job.rank(2).states["launcher_root"] = evidence(2)
-    (said,) = against(found(), job)
+    hang = found("lonely-eval")
+    (said,) = against(hang, job)
     assert "names rank 2 as root cause" in said
     assert "proves nothing in a hang" in said
-    assert against(found(initiating=(2,)), job) == []
-    assert against(found(initiating=()), job) == []
+    assert against(replace(hang, initiating=(2,)), job) == []
+    assert against(replace(hang, initiating=()), job) == []
+    job.rank(2).reported = evidence(2, text="peer was lost")
+    assert against(found(), job) == [
+        "the launcher's summary names rank 2 as root cause; it names a rank that lost another"
+    ]
+
+
+def test_a_rank_without_any_trace_is_a_finding_where_it_may_be_the_one(job: JobState) -> None:
+    silent = "Rank 3 left no trace: no log line, no stack or dump, no process"
+    nobody = found("lonely-eval", initiating=())
+    assert f"{silent}; it may be what the others wait for." in told(nobody, job)["summary"]
+    assert f"{silent}." in told(replace(nobody, initiating=(3,)), job)["summary"]
+    assert "no trace" not in told(found("lonely-eval"), job)["summary"]  # another rank is named
+    assert "no trace" not in told(found("bad-file"), job)["summary"]
+    job.rank(3).looked_at = True
+    assert "no trace" not in told(nobody, job)["summary"]
+
+
+def test_ranks_are_no_finding_where_most_of_them_never_print(job: JobState) -> None:
+    for rank in (1, 2):
+        job.rank(rank).printed = False
+    said = told(found("lonely-eval", initiating=()), job)
+    assert "no trace" not in said["summary"]
+    assert said["unheard_ranks"] == [1, 2, 3]
 
 
 def test_an_initiator_that_had_reported_a_lost_peer_speaks_against_it(job: JobState) -> None:

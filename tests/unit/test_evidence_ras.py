@@ -179,9 +179,10 @@ async def test_counts_that_still_move_prove_nothing(ras, node, clock):
     assert await ask_twice(ras, node, Nccl((2, 29, 7), BEHIND, moved), clock) == ([], [])
 
 
-async def test_equal_counts_name_nobody(ras, node, clock):
+async def test_equal_counts_name_nobody_which_is_told(ras, node, clock):
     node.runs("/usr/lib/libnccl.so.2.29.7")
-    assert await ask_twice(ras, node, Nccl((2, 29, 7), HEALTHY), clock) == ([], [])
+    first, second = await ask_twice(ras, node, Nccl((2, 29, 7), HEALTHY), clock)
+    assert (first, told(second)) == ([], [("launched_same", rank) for rank in range(4)])
 
 
 async def test_ranks_that_are_ahead_of_a_majority_leave_it_open_who_is_late(ras, node, clock):
