@@ -6,7 +6,7 @@ of the lines: what the core was fed), or made from a rule's example. The truth t
 
 import json
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from denpexd.core.cadence import BUDGETS, Limits
 from denpexd.core.events import Event, Exit, Fact, Frames
 from denpexd.core.flight import Dump
 from denpexd.errors import CaseError
+from denpexd.evidence.cpu_time import IDLE
 from denpexd.evidence.flight_read import MOST_OPS, read_folder
 from denpexd.evidence.stacks import parse_text
 from denpexd.journal import unpacked
@@ -116,11 +117,7 @@ def read_case(folder: Path, without: Collection[str] = ()) -> Recording:
     if "fr" not in without and (folder / "fr").is_dir():
         found = read_folder(folder / "fr", evidence_t)
         recording.dumps = [one.dump.shortened(MOST_OPS) for one in found if one.dump is not None and one.rank >= 0]
-    recording.states = [
-        Fact(evidence_t, rank, "frozen", text=f"process state {state}", source="/proc")
-        for rank, state in states.items()
-        if state.startswith(("T", "t"))
-    ]
+    recording.states = [fact for rank, proc in states.items() for fact in _of_process(rank, proc, evidence_t)]
     return recording
 
 
@@ -197,13 +194,22 @@ def _timeline(path: Path) -> Iterable[Printed]:
     return sorted(found, key=lambda p: p.t)
 
 
-def _snapshot(path: Path) -> dict[int, str]:
+def _of_process(rank: int, proc: Mapping[str, Any], t: float) -> Iterator[Fact]:
+    state, used = str(proc.get("state", "")), proc.get("cpu_ticks_per_s")
+    if state.startswith(("T", "t")):
+        yield Fact(t, rank, "frozen", text=f"process state {state}", source="/proc")
+    if isinstance(used, int | float):
+        name = "cpu_idle" if used <= IDLE else "cpu_busy"
+        yield Fact(t, rank, name, text=f"process has used {used} % of a CPU", source="/proc")
+
+
+def _snapshot(path: Path) -> dict[int, dict[str, Any]]:
     try:
         seen = json.loads(path.read_text())
-        return {int(rank): str(proc.get("state", "")) for rank, proc in seen.get("proc", {}).items()}
+        return {int(rank): dict(proc) for rank, proc in seen.get("proc", {}).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError) as wrong:
+    except (OSError, ValueError, TypeError, AttributeError) as wrong:
         raise CaseError(f"{path}: cannot be read: {wrong}") from None
 
 

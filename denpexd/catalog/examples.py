@@ -23,6 +23,8 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "gpu_lost": (),
     "gpu_idle": (),
     "gpu_busy": (),
+    "cpu_idle": (),
+    "cpu_busy": (),
     "unreachable": ("dead",),
     "launched_less": ("launched", "most"),
     "launched_other": ("group", "op"),

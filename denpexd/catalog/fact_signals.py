@@ -287,7 +287,7 @@ class PlainFact(FactSignal):
         "gone", "frozen", "disk_sleep", "behind", "not_in_collective", "no_report", "timed_out", "reported",
         "failed_itself", "busy", "fewer_steps", "trained", "ended", "missing_rank", "unreported", "named_peer",
         "whole_nodes", "complete", "several_nodes", "setting_odd", "settings_differ", "unreachable", "gpu_throttled",
-        "gpu_ecc", "gpu_lost", "gpu_idle",
+        "gpu_ecc", "gpu_lost", "gpu_idle", "cpu_idle",
     ]  # fmt: skip
 
 

@@ -36,7 +36,13 @@ from denpexd.core.speaker import Matches, Speaker
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
-FACT_OF = {"attempt_failed": "restarted", "launched_less": "behind", "eased": "exhausted", "gpu_busy": "gpu_idle"}
+FACT_OF = {
+    "attempt_failed": "restarted",
+    "launched_less": "behind",
+    "eased": "exhausted",
+    "gpu_busy": "gpu_idle",
+    "cpu_busy": "cpu_idle",
+}
 COLLECTIVE_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective")
 FIELD_FACTS = (*COLLECTIVE_FACTS, "fewer_steps")
 STATED_FACTS = (

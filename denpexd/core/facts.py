@@ -91,37 +91,6 @@ def kept_state(name: str) -> "Fact":
     return fact
 
 
-def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    beyond = bool(signal.params.get("budget"))
-    text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
-    return [] if text is None else [observed(rank, now, text, signal.means)]
-
-
-def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """The job had made training steps in this attempt; holds for each of its ranks."""
-    if job.trained_t == float("-inf"):
-        return []
-    return [observed(rank, job.trained_t, "the job had made training steps", signal.means)]
-
-
-def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
-    """What to say about a job that has not moved for long (`beyond`: beyond the budget); None if it has."""
-    watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
-    over = job.over or operations.asked_before(job, now)
-    silence = 0.0 if over or not watched else job.silence(now)
-    if beyond:
-        silence = 0.0 if job.ended else min(silence, job.quiet(now))
-        source = job.busiest
-        limit = cadence.budget(limits, job.last_phase, source.rhythm if source else cadence.Rhythm())
-    else:
-        limit = cadence.page(limits, job.usual)
-    if silence < limit:
-        return None
-    usual = job.usual
-    rhythm = f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
-    return f"no progress of any rank for {silence:.0f} s{rhythm}"
-
-
 def silent(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     wait = float(signal.params.get("for", limits.min_silence))
     if rank.gone or not rank.printed or now - max(rank.last_t, job.blind_until) < wait:
@@ -175,8 +144,9 @@ FACTS: Mapping[str, Fact] = {
     "gpu_ecc": machine.gpu_ecc,
     "gpu_lost": machine.gpu_lost,
     "gpu_idle": machine.gpu_idle,
-    "stalled": stalled,
-    "trained": trained,
+    "cpu_idle": machine.cpu_idle,
+    "stalled": loops.stalled,
+    "trained": loops.trained,
     "silent": silent,
     "phase": phase,
     "phase_alone": phase_alone,

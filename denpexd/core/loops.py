@@ -1,9 +1,13 @@
-"""Facts about the loops of ranks: who has left its loop while the others are still in theirs."""
+"""Facts about the loops of ranks: who has left its loop while the others are in theirs; that none goes on."""
 
-from denpexd.core import cadence
+from denpexd.core import cadence, machine, operations
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
 
+GUARD = "phase.guard_ran_out"
+SECONDED = 120.0  # seconds of silence that are enough beside a second witness
+IN_FLIGHT = 2.0
+COMPUTES = ("train", "eval")  # phases in which some rank computes; elsewhere ranks may wait for disks and networks
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
 
 
@@ -54,3 +58,60 @@ def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
     if ahead > rank.step and any(e.event.code == 0 for e in rank.exits):
         return f"ended with exit code 0 after step {rank.step}, others were at step {ahead}"
     return None
+
+
+def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    beyond = bool(signal.params.get("budget"))
+    text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
+    return [] if text is None else [observed(rank, now, text, signal.means)]
+
+
+def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """The job had made training steps in this attempt; holds for each of its ranks."""
+    if job.trained_t == float("-inf"):
+        return []
+    return [observed(rank, job.trained_t, "the job had made training steps", signal.means)]
+
+
+def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
+    """What to say about a job that has not moved for long (`beyond`: beyond the budget); None if it has."""
+    watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
+    over = job.over or operations.asked_before(job, now)
+    silence = 0.0 if over or not watched else job.silence(now)
+    limit, seconded = cadence.page(limits, job.usual), ""
+    if beyond:
+        silence = 0.0 if job.ended else min(silence, job.quiet(now))
+        rhythm = source.rhythm if (source := job.busiest) else cadence.Rhythm()
+        patience = max(limit, SECONDED, 2 * rhythm.longest)
+        limit = cadence.budget(limits, job.last_phase, rhythm)
+        if patience <= silence < limit and (seconded := _seconded(job, now)):
+            limit = patience
+    if silence < limit:
+        return None
+    usual = job.usual
+    rhythm_text = f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
+    return f"no progress of any rank for {silence:.0f} s{rhythm_text}{seconded}"
+
+
+def _seconded(job: JobState, now: float) -> str:
+    """What a second witness says of a silence, so that it need not last as long as the budget; "" if none does."""
+    if job.moves < cadence.LEARN_FROM or job.moved_t is None:
+        return ""
+    for state in job.ranks.values():
+        seen = state.seen.get(GUARD)
+        if seen is not None and not seen.first.history:
+            armed = seen.first.t - _seconds(seen.fields.get("guard", ""))
+            if job.moved_t <= armed + IN_FLIGHT:
+                return f"; its own timer against hangs ran out: {seen.first.text[:80]}"
+    states = [job.ranks.get(r) for r in job.universe]
+    if job.last_phase in COMPUTES and states and all(s and machine.is_idle(job, s, now) for s in states):
+        return "; no process of any rank uses CPU time"
+    return ""
+
+
+def _seconds(text: str) -> float:
+    """`0:05:00` as seconds; what is no such time is no time ago."""
+    parts = text.split(":")
+    if len(parts) != 3:
+        return 0.0
+    return sum(float(part) * unit for part, unit in zip(parts, (3600, 60, 1), strict=True))

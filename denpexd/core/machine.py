@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from denpexd.core import cadence
+from denpexd.core import cadence, stands
 from denpexd.core.devices import Noticed, place
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
@@ -17,6 +17,8 @@ from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState
 
 FRESH = 300.0  # seconds for which a look counts; while training is slow it is repeated before that
+CPU_FRESH = 150.0  # longer than between two looks in the first minutes of a standstill
+_EXCLUDES = {"gpu_idle": "gpu_busy", "gpu_busy": "gpu_idle", "cpu_idle": "cpu_busy", "cpu_busy": "cpu_idle"}
 
 _UNITS = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40, "": 1.0}
 _SIZE = r"([\d.]+) ?([KMGT]?)i?B"
@@ -54,27 +56,36 @@ def gpu_ecc(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
 def gpu_lost(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """The driver cannot talk to its GPU any more, and it has not moved since."""
     known = rank.states.get("gpu_lost")
-    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
-        return []
-    return [known.saying(signal.means)]
+    return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
 
 
 def gpu_idle(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Its GPU does nothing while most known ones are busy, as they are in a collective that waits."""
     known = _fresh(rank, "gpu_idle", now)
-    if known is None or known.t < rank.moved_t or job.moved_on(rank, known.t):
+    if known is None or not stands.still(job, rank, known):
         return []
     others = [s for r, s in job.ranks.items() if r >= 0 and (_fresh(s, "gpu_idle", now) or _fresh(s, "gpu_busy", now))]
     busy = [s for s in others if _fresh(s, "gpu_busy", now) is not None]
     return [known.saying(signal.means)] if len(busy) * 2 > len(others) else []
 
 
+def cpu_idle(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
+    """Its process uses no CPU time while most known ones do, as those that wait for it inside NCCL."""
+    ranks = [s for r, s in job.ranks.items() if r >= 0]
+    busy = [s for s in ranks if (known := _fresh(s, "cpu_busy", now)) is not None and stands.still(job, s, known)]
+    idle = [s for s in ranks if is_idle(job, s, now)]
+    return [rank.states["cpu_idle"].saying(signal.means)] if rank in idle and len(busy) > len(idle) else []
+
+
+def is_idle(job: JobState, rank: RankState, now: float) -> bool:
+    """The newest look at the CPU time of its process, and of those below it, shows that it uses none."""
+    known = _fresh(rank, "cpu_idle", now)
+    return known is not None and now - known.t <= CPU_FRESH and stands.still(job, rank, known)
+
+
 def _fresh(rank: RankState, name: str, now: float) -> Evidence | None:
     """The newest look at it, if that says so; of two that exclude each other the later counts."""
-    known, other = (
-        rank.states.get(name),
-        rank.states.get({"gpu_idle": "gpu_busy", "gpu_busy": "gpu_idle"}.get(name, "")),
-    )
+    known, other = rank.states.get(name), rank.states.get(_EXCLUDES.get(name, ""))
     if known is None or now - known.t > FRESH or (other is not None and other.t > known.t):
         return None
     return known

@@ -6,7 +6,7 @@ contradicted is never confirmed. Nothing counts that was seen before the rank mo
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from denpexd.core import flight_facts, stands

@@ -10,6 +10,7 @@ from typing import Protocol
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
 from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence.cpu_time import CpuTime
 from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.looks import Looks
 from denpexd.evidence.procs import Claim, Processes, RankProcess
@@ -75,7 +76,7 @@ class Collector:
         self._files: dict[Path, int] = {}
         self._sure = False  # such a job has been seen
         self._strangers: list[Claim] = []
-        self._next_scan = float("-inf")
+        self._next_scan, self._cpu = float("-inf"), CpuTime()
         self._table_lock = asyncio.Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
         self.seconds: dict[str, float] = {"process": 0.0, "stacks": 0.0}
@@ -159,6 +160,7 @@ class Collector:
             events += await self._source(want.kind, here)
         else:
             events += await self._stacks(here) if want.kind == "stacks" else self._states(here, events)
+            events += self._cpu.facts(process.rank for process in here)
         reported = {event.rank for event in events if isinstance(event, Exit)}
         gone = sorted(ranks & self._lost.keys())
         events += [Exit(self._clock.now(), rank) for rank in gone if rank not in reported]
@@ -219,6 +221,7 @@ class Collector:
             why = f"{len(jobs)} jobs run on this node ({names}), and no open log file tells which one is meant"
             return [], EvidenceUnavailable(why, "give denpexd the paths of one job's logs")
         events = self._update({process.rank: None for process in dead})
+        self._cpu.note(self._clock.now(), found)
         for process in found:
             before = self._known.get(process.rank)
             self._known[process.rank] = process

@@ -13,7 +13,7 @@ from pathlib import Path
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence.procfs import About, ProcFs, file_id
-from denpexd.evidence.ranks import DEAD_STATES, Found, Row, ancestors, choose
+from denpexd.evidence.ranks import DEAD_STATES, Found, Row, ancestors, children, choose, descendants
 
 _LOOKS_UNTIL_SETTLED = 3
 _LONGEST_PIPELINE = 8  # programs between the ranks and what is watched
@@ -25,6 +25,7 @@ class RankProcess:
     """One rank's main process. `start`: clock ticks since boot, with `pid` its identity; `ticks`: CPU ticks used.
 
     `state`: the letter of /proc stat; `children`: Python processes working below it (data loader workers);
+    `work`: CPU ticks of the process and of all below it, when the table was read last;
     `job`: equal for all ranks of one job, "" where the environment names none.
     """
 
@@ -41,6 +42,7 @@ class RankProcess:
     threads: int
     children: tuple[int, ...]
     job: str = ""
+    work: int = 0
 
     @property
     def in_freezer(self) -> bool:
@@ -210,7 +212,8 @@ class Processes:
         found = choose(table, self._barred, self._root)
         self._mains |= {(f.identity.job, f.identity.rank): (f.row.pid, f.row.start) for f in found}
         self._seen = {(row.pid, row.start) for row in table.values()}
-        return [self._rank(f) for f in found]
+        below = children(table)
+        return [self._rank(f, sum(table[p].ticks for p in descendants(f.row.pid, below))) for f in found]
 
     def _table(self) -> dict[int, Row]:
         table: dict[int, Row] = {}
@@ -259,7 +262,7 @@ class Processes:
                 if row.identity and (row.identity.job, row.identity.rank) == key and (row.pid, row.start) in self._seen
             }
 
-    def _rank(self, found: Found) -> RankProcess:
+    def _rank(self, found: Found, below: int) -> RankProcess:
         row, identity = found.row, found.identity
         return RankProcess(
             rank=identity.rank,
@@ -275,6 +278,7 @@ class Processes:
             threads=row.threads,
             children=found.workers,
             job=identity.job,
+            work=row.ticks + below,
         )
 
     def _writers(self) -> list[tuple[RankProcess, int]]:

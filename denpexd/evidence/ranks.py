@@ -106,7 +106,7 @@ def choose(table: Mapping[int, Row], barred: Collection[tuple[int, int]] = (), r
     }
     spawners = _spawners(named, table)
     named = {pid: row for pid, row in named.items() if row.identity not in spawners}
-    below = _children(table)
+    below = children(table)
     best: dict[tuple[str, int], Row] = {}
     for row in named.values():
         main = _main(row, named, table, below)
@@ -182,14 +182,14 @@ def _same(one: Identity | None, other: Identity | None) -> bool:
     )
 
 
-def _children(table: Mapping[int, Row]) -> dict[int, list[int]]:
+def children(table: Mapping[int, Row]) -> dict[int, list[int]]:
     below: dict[int, list[int]] = defaultdict(list)
     for row in sorted(table.values(), key=lambda row: (row.start, row.pid)):
         below[row.parent].append(row.pid)
     return below
 
 
-def _descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
+def descendants(pid: int, below: Mapping[int, list[int]]) -> Iterator[int]:
     """Breadth first, each once, whatever a torn table says."""
     seen, level = {pid}, [pid]
     while level:
@@ -204,7 +204,7 @@ def _main(top: Row, named: Mapping[int, Row], table: Mapping[int, Row], below: M
         return None
     if top.python:
         return top
-    for pid in _descendants(top.pid, below):
+    for pid in descendants(top.pid, below):
         if pid in named and named[pid].python and _same(named[pid].identity, top.identity):
             return named[pid]
     # A shell with RANK exported is not a rank; a program that also knows its world may well be one.
@@ -219,5 +219,5 @@ def _preference(row: Row) -> tuple[int, bool, int, int]:
 def _workers(
     pid: int, table: Mapping[int, Row], below: Mapping[int, list[int]], mains: Collection[int]
 ) -> tuple[int, ...]:
-    rows = (table[child] for child in _descendants(pid, below) if child not in mains)
+    rows = (table[child] for child in descendants(pid, below) if child not in mains)
     return tuple(row.pid for row in rows if row.python and not row.helper and row.state not in DEAD_STATES)[:_DEEPEST]
