@@ -18,6 +18,7 @@ from denpexd.core.witnesses import Witnesses
 
 AVERAGED = ("loss", "gradient_norm")  # numbers that ranks may print after an all-reduce
 TIMES = ("timer", "timed", "most")  # captures of timers
+CLOSING = 1.0  # seconds after the end of a loop in which its bar may still be drawn for the last time
 _MOST_SOURCES = 16  # files of one rank
 OLD = 600.0  # seconds after which a word about the job may be forgotten
 PREPARES = re.compile(  # labels of bars that no training loop draws
@@ -250,7 +251,10 @@ class Intake(Witnesses):
                 return  # drawn or printed again
             state.loss = loss or state.loss
             was, steps = state.phase, (step - state.step) if step is not None and state.step is not None else 0
-            self._leave_phase(state, event.t)
+            at_end = state.phase in ("eval", "checkpoint") and step is not None and step == total
+            closing = at_end and "pct" in fields and event.t <= state.phase_t + CLOSING
+            if not closing:  # what the rank has said of its next phase still holds
+                self._leave_phase(state, event.t)
             state.step, state.epoch = step if step is not None else state.step, epoch or state.epoch
             state.total = total or state.total
             self.job.trained_t = max(self.job.trained_t, event.t)

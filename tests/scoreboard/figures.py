@@ -10,6 +10,7 @@ from cases import Truth
 
 HIGHER = ("strict", "fair", "ranks", "hang strict", "hang fair", "confirmed right", "world > 2 fair")
 LOWER = ("false alarms", "victims blamed", "extra incidents")
+HANGS = ("strict", "fair", "ranks", "undetermined", "silent", "victims confirmed", "false alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,21 @@ def figures(answers: Sequence[Answer]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in found.items()}
 
 
+def hangs(prefix: str, answers: Sequence[Answer]) -> dict[str, float]:
+    """HANGS by name, for hangs of which evidence is withheld: `undetermined` and `silent` are those that are not fair,
+    because the verdict says that the cause is not known, or because nothing was said in the time of the recording."""
+    told = [a for a in answers if a.truth.hang]
+    rest = [a for a in told if not a.fair]
+    blamed = [set(a.initiating) & set(a.truth.collateral) for a in told if a.certainty == "confirmed"]
+    found = _shares("", told) | {
+        "undetermined": sum(a.certainty == "undetermined" for a in rest) / max(len(told), 1),
+        "silent": sum(a.failure is None for a in rest) / max(len(told), 1),
+        "victims confirmed": sum(map(bool, blamed)),
+        "false alarms": sum(a.false_alarm for a in answers),
+    }
+    return {f"{prefix}: {name}": round(value, 3) for name, value in found.items()}
+
+
 def _shares(prefix: str, answers: Sequence[Answer]) -> dict[str, float]:
     return {
         f"{prefix}strict": _share([a.strict for a in answers]),
@@ -96,8 +112,10 @@ def _share(right: Sequence[bool]) -> float:
 
 def worse(now: Mapping[str, float], recorded: Mapping[str, float]) -> list[str]:
     """The figures that fell below the recorded ones."""
-    found = [f"{k}: {now[k]} < {recorded[k]}" for k in HIGHER if now[k] < recorded.get(k, 0.0)]
-    return found + [f"{k}: {now[k]:g} > {recorded[k]:g}" for k in LOWER if now[k] > recorded.get(k, 1e9)]
+    higher = [k for k in now if k in HIGHER or k.endswith((": strict", ": fair", ": ranks"))]
+    lower = [k for k in now if k in LOWER or k.endswith((": victims confirmed", ": false alarms"))]
+    found = [f"{k}: {now[k]} < {recorded[k]}" for k in higher if now[k] < recorded.get(k, 0.0)]
+    return found + [f"{k}: {now[k]:g} > {recorded[k]:g}" for k in lower if now[k] > recorded.get(k, 1e9)]
 
 
 def by_failure(answers: Iterable[Answer]) -> list[tuple[str, int, int, int, int]]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from figures import Answer, by_failure, wrong
+from figures import HANGS, Answer, by_failure, wrong
 
 Figures = Mapping[str, float]
 Pasted = Mapping[str, Mapping[str, Counter[str]]]
@@ -36,6 +36,16 @@ speak; and what a launcher prints stays in the stream of the first rank of its n
 """
 
 
+WITHHELD = """\
+## Hangs with less evidence
+
+What stacks and Flight Recorder dumps show is withheld: the logs, the ends of processes and their CPU time are left (and
+the dumps in the second row, where there are any). *Undetermined*: not fair, but the verdict says that the cause is not
+known, who stands out, and what would tell. *Silent*: nothing was said in the two and a half minutes of silence that
+most recordings have. No victim may be blamed as `confirmed`.
+"""
+
+
 def text(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures], pasted: Pasted) -> str:
     """Everything, for a person at a terminal."""
     lines = [f"{'failure':46} cases strict fair ranks"]
@@ -64,8 +74,11 @@ def page(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures]
     }
     parts = [INTRODUCTION.format(cases=now["cases"], **counts), "## Figures\n"]
     parts.append(_table(("", "strict", "fair", "ranks"), [_shares(part, now) for part in PARTS]))
-    rest = {k: v for k, v in now.items() if not k.endswith(("strict", "fair", "ranks"))}
+    rest = {k: v for k, v in now.items() if not k.endswith(("strict", "fair", "ranks")) and ": " not in k}
     parts.append(_table(("", ""), [(name, f"{value:g}") for name, value in rest.items()]))
+    parts.append(WITHHELD)
+    less = dict.fromkeys(k.partition(": ")[0] for k in now if ": " in k)
+    parts.append(_table(("", *HANGS), [(w, *(f"{now[f'{w}: {name}']:g}" for name in HANGS)) for w in less]))
     parts.append(CHANGED)
     rows = [(what, *(f"{f[name]:g}" for name in SHOWN)) for what, f in {"as they are": now, **changed}.items()]
     parts.append(_table(("", *SHOWN), rows))
