@@ -156,7 +156,8 @@ def against(c: Candidate, job: JobState) -> list[str]:
         return said
     for r in c.initiating:
         state = job.ranks.get(r)
-        if state and state.reported and state.reported.t < c.cause_t - 1.0:
+        timed_out = state is not None and "timeout" in state.states  # whoever stands in a collective reports that
+        if state and state.reported and not timed_out and state.reported.t < c.cause_t - 1.0:
             said.append(f"rank {r} had already reported a failed peer: {beginning(state.reported.text, 200)}")
     return said
 

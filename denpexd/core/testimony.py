@@ -76,7 +76,7 @@ def _testimonies(job: JobState, now: float, *, hang: bool) -> Iterator[Testimony
     ranks = {r: s for r, s in sorted(job.ranks.items()) if r >= 0}
     for name, (kind, words) in _STATES.items():
         if found := {r: s.states[name] for r, s in ranks.items() if stands.still(job, s, s.states.get(name))}:
-            text = f"{ranks_named(found)} {words}: {next(iter(found.values())).text[:200]}"
+            text = f"{ranks_named(sorted(found))} {words}: {next(iter(found.values())).text[:200]}"
             yield Testimony(kind, tuple(found), text, tuple(replace(e, kind=kind, means=words) for e in found.values()))
     yield from _dumps(job, now)
     if hang:
@@ -104,7 +104,7 @@ def _launched(job: JobState, ranks: dict[int, RankState]) -> Iterator[Testimony]
     """NCCL's RAS counts what each rank has launched."""
     less = {r: s.states["launched_less"] for r, s in ranks.items() if _counted(job, s, "launched_less")}
     if less:
-        text = f"{ranks_named(less)} launched less than most: {next(iter(less.values())).text[:200]}"
+        text = f"{ranks_named(sorted(less))} launched less than most: {next(iter(less.values())).text[:200]}"
         yield Testimony("ras", tuple(less), text, tuple(less.values()))
     elif ranks and all(r in ranks and _counted(job, ranks[r], "launched_same") for r in job.universe):
         yield Testimony("ras", (), "NCCL's RAS says that all ranks have launched the same, so nobody was late in NCCL")
@@ -119,17 +119,15 @@ def _outside(job: JobState, ranks: dict[int, RankState]) -> Iterator[Testimony]:
     looks = _looks(job)
     outside = {r: look for r, look in looks.items() if not _waits(look)}
     if outside and 2 * len(outside) <= len(looks):
-        quotes = [
-            Evidence(
-                r, "stack", look.frames.kind, 0, look.frames.t, stands.place(look.frames.frames[0]), "", seq=look.seq
-            )
-            for r, look in outside.items()
-        ]
         means = "its stack is outside of any collective, while the others wait in one"
-        text = (
-            f"the stack of {ranks_named(outside)} is outside of any collective, in {quotes[0].text}, while others wait"
+        places = {r: stands.place(look.frames.frames[0]) for r, look in outside.items()}
+        quotes = (
+            Evidence(r, "stack", look.frames.kind, 0, look.frames.t, places[r], means, seq=look.seq)
+            for r, look in outside.items()
         )
-        yield Testimony("stack", tuple(outside), text, tuple(e.saying(means) for e in quotes))
+        whose, where = ranks_named(sorted(outside)), places[min(outside)]
+        text = f"the stack of {whose} is outside of any collective, in {where}, while others wait"
+        yield Testimony("stack", tuple(outside), text, (*quotes,))
 
 
 def _looks(job: JobState) -> dict[int, Snapshot]:
@@ -170,7 +168,7 @@ def _launcher(ranks: dict[int, RankState]) -> Iterator[Testimony]:
     """Of crashes the launcher's summary is right, except where it means a rank that had lost another by then."""
     roots = {r: s.states["launcher_root"] for r, s in ranks.items() if "launcher_root" in s.states and not s.reported}
     if roots:
-        text = f"the launcher's summary names {ranks_named(roots)} as the one that failed first"
+        text = f"the launcher's summary names {ranks_named(sorted(roots))} as the one that failed first"
         yield Testimony("launcher", tuple(roots), text, tuple(roots.values()))
 
 

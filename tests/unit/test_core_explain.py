@@ -188,6 +188,9 @@ def test_ranks_are_no_finding_where_most_of_them_never_print(job: JobState) -> N
 def test_an_initiator_that_had_reported_a_lost_peer_speaks_against_it(job: JobState) -> None:
     job.rank(1).reported = evidence(1, t=8.0, text="peer was lost")
     assert against(found(), job) == ["rank 1 had already reported a failed peer: peer was lost"]
+    job.rank(1).states["timeout"] = job.rank(1).reported  # as every rank does that waited too long
+    assert against(found(), job) == []
+    del job.rank(1).states["timeout"]
     job.rank(1).reported = evidence(1, t=9.5)
     assert against(found(), job) == []
 

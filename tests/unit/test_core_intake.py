@@ -102,6 +102,20 @@ def test_a_phase_line_restarts_the_silence_but_is_no_step(memory: World) -> None
     assert memory.job.silence(90.0) == 40.0
 
 
+def test_the_last_drawing_of_a_bar_does_not_end_the_phase_that_was_announced(memory: World) -> None:
+    def drawn(t: float, number: int) -> None:
+        memory.at(t, line(0, "bar", pct="50", step=str(number), total="8"))
+
+    drawn(1.0, 7)
+    memory.at(2.0, line(0, "evaluating"))
+    drawn(2.1, 8)
+    assert (memory.job.ranks[0].phase, memory.job.ranks[0].step) == ("eval", 8)
+    memory.at(30.0, line(0, "evaluating"))
+    drawn(60.0, 8)
+    drawn(61.0, 1)
+    assert memory.job.ranks[0].phase == "train"
+
+
 def test_how_long_a_phase_took_is_learned_when_it_is_left(memory: World) -> None:
     memory.at(10.0, line(0, "evaluating"))
     memory.at(40.0, line(0, "saving"))
