@@ -45,7 +45,7 @@ from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Rules, make_scanner
 from denpexd.settings import Settings, show
-from denpexd.settings_sources import read_secret
+from denpexd.settings_sources import is_open_to_all, read_secret
 from denpexd.shelf import Shelf
 from denpexd.snapshot import DaemonView
 from denpexd.state import of_daemon
@@ -65,6 +65,10 @@ def load_rules(settings: Settings) -> Packs:
     packs = load_packs(settings.rules)
     for error in packs.errors:
         log.error("rule left out: %s", error)
+    for folder in settings.rules:
+        exposed = [file for file in (folder, *folder.rglob("*.yaml")) if file.exists() and is_open_to_all(file)]
+        if exposed:
+            log.warning("%d rules such as %s can be changed by every user: chmod -R o-w", len(exposed), exposed[0])
     if not packs.catalog.rules:
         raise SettingsError(f"no usable rule in {shipped_rules()}; reinstall denpexd or mend the rules named above")
     return packs

@@ -5,7 +5,9 @@ variable, name of the flag), so that a mistake is reported where it was made.
 """
 
 import difflib
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,10 +58,16 @@ for _tag, _pattern, _first in (
     _Loader.add_implicit_resolver(_tag, re.compile(rf"^(?:{_pattern})$"), _first)
 
 
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "str", "seq", "map")}
+
+
 def read_file(path: Path) -> Source:
     """The YAML file with the line and column of every key and value; syntax errors and duplicate keys as errors."""
     source = Source()
     try:
+        if os.geteuid() == 0 and is_open_to_all(path):
+            # It says which files root reads and where alerts go.
+            source.errors.append(f"{path}: every user of this machine can change it: chmod o-w, also its folder")
         if path.stat().st_size > MAX_FILE_BYTES:
             source.errors.append(f"{path}: larger than {MAX_FILE_BYTES} bytes, this is no configuration file")
             return source
@@ -69,6 +77,13 @@ def read_file(path: Path) -> Source:
     except UnicodeDecodeError:
         source.errors.append(f"{path}: is not UTF-8 text")
     return source
+
+
+def is_open_to_all(path: Path) -> bool:
+    """Whether every user of the machine can change a file, or put another one in its place."""
+    info, folder = path.stat(), path.resolve().parent.stat()
+    in_place = folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX
+    return bool(info.st_mode & stat.S_IWOTH or in_place)
 
 
 def _parse(text: str, name: str, source: Source) -> None:
@@ -95,6 +110,8 @@ def _value(loader: _Loader, node: yaml.Node, at: Place, name: str, source: Sourc
     source.places.setdefault(at, where)
     if len(at) > MAX_DEPTH:
         raise yaml.MarkedYAMLError(None, None, f"nested deeper than {MAX_DEPTH}", node.start_mark)
+    if node.tag not in _TAGS:
+        raise yaml.MarkedYAMLError(None, None, f"tag {node.tag} is not allowed", node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         return [_value(loader, item, (*at, i), name, source) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
@@ -124,7 +141,7 @@ class _Environment(EnvSettingsSource):
         """A list or mapping; what cannot be parsed stays text, and validation says what it should have been."""
         try:
             return yaml.load(value, _Loader)  # noqa: S506  a SafeLoader with fewer types
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             return value
 
 
@@ -277,11 +294,17 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def read_secret(value: SecretStr | None, file: Path | None) -> str:
-    """The secret given directly or the stripped content of its file, read now; SettingsError without the content."""
+    """The secret given directly or the stripped content of its file, read now; SettingsError without the content.
+
+    A file without a folder is one of systemd's credentials, where there are any.
+    """
     if value is not None:
         return value.get_secret_value()
     if file is None:
         raise SettingsError("neither a value nor a file is configured")
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials and file.parent == Path():
+        file = Path(credentials) / file
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -75,7 +75,7 @@ def _slots(folder: Path, name: str) -> Iterator[Path]:
 
 def _open(folder: Path, clock: Clock) -> Store:
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         why = _why(folder, error)
         raise StateError(f"state_dir {folder} cannot be made: {why}; choose another one (--state-dir)") from error

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from denpexd.errors import SettingsError
 
@@ -16,6 +17,53 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 2
 BACKLOG = 128
+MOST_CONNECTIONS = 128
+ASKING = 10.0  # seconds for a whole head
+ANSWERING = 60.0  # seconds from the head to the end of the answer
+
+
+class Patient(H11Protocol):
+    """A connection that is closed if its question or its answer takes too long; of too many the oldest one goes.
+
+    Every connection holds a descriptor that a log file may need.
+    """
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """A connection has `ASKING` seconds to send a whole head."""
+        super().connection_made(transport)
+        others = [one for one in self.connections if isinstance(one, Patient) and one._limit is not None]
+        self._within(ASKING)
+        if len(others) >= MOST_CONNECTIONS:
+            min(others, key=lambda one: one._limit.when() if one._limit else 0.0)._give_up()
+
+    def data_received(self, data: bytes) -> None:
+        """The head is there, or a part of the next one."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._within(ANSWERING)
+        elif self._limit is None:
+            self._within(ASKING)
+
+    def on_response_complete(self) -> None:
+        """From here on the usual limit of idle connections holds."""
+        self._within(None)
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._within(None)
+        super().connection_lost(exc)
+
+    def _within(self, seconds: float | None) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+        self._limit = None if seconds is None else self.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._within(None)
+        self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -59,7 +107,7 @@ async def serve(app: ASGIApp, sock: socket.socket, *, listening: Callable[[str],
     """
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Patient,
         ws="none",
         lifespan="off",
         interface="asgi3",

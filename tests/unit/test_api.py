@@ -2,10 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import re
+import resource
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from html.parser import HTMLParser
@@ -437,6 +440,22 @@ class TestSchema:
             assert re.search(rf"`{key}`", text), key
 
 
+async def close(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other side ends it, in whatever way."""
+    found = b""
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(4096):
+            found += piece
+    return found
+
+
 class TestServer:
     def test_a_port_in_use_is_a_setting_to_change(self):
         with bind("127.0.0.1", 0) as taken:
@@ -471,6 +490,46 @@ class TestServer:
         finally:
             for connection in idle:
                 connection.close()
+
+    async def test_who_does_not_finish_a_question_is_cut_off(self, daemon, monkeypatch):
+        monkeypatch.setattr("denpexd.web.server.ASKING", 0.3)
+        async with served(daemon) as client:
+            silent, _ = first = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            again, writer = second = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await asyncio.wait_for(again.readline(), 10)).startswith(b"HTTP/1.1 200")
+            writer.write(b"GET /he")
+            assert b"HTTP/1.1" not in await asyncio.wait_for(read_all(again), 10)
+            assert await asyncio.wait_for(read_all(silent), 10) == b""
+            await close(first[1], second[1])
+
+    async def test_of_too_many_connections_those_that_wait_longest_go(self, daemon, monkeypatch):
+        monkeypatch.setattr("denpexd.web.server.MOST_CONNECTIONS", 5)
+        async with served(daemon) as client:
+            opened = [await asyncio.open_connection("127.0.0.1", client.base_url.port) for _ in range(8)]
+            assert [await asyncio.wait_for(read_all(reader), 10) for reader, _ in opened[:3]] == [b"", b"", b""]
+            opened[-1][1].write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await asyncio.wait_for(read_all(opened[-1][0]), 10)).startswith(b"HTTP/1.1 200")
+            await close(*(writer for _, writer in opened))
+
+    async def test_floods_of_connections_and_headers_leave_metrics_fast(self, client):
+        address = ("127.0.0.1", client.base_url.port)
+        idle = [await asyncio.open_connection(*address) for _ in range(200)]
+        for _, writer in idle:
+            writer.write(b"GET / HTTP/1.1\r\nHost: loc")
+        huge, writer = await asyncio.open_connection(*address)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        writer.write(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(OSError):
+            for _ in range(160):
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        began = time.monotonic()
+        assert (await client.get("/metrics", timeout=5)).status_code == 200
+        assert time.monotonic() - began < 1.0
+        assert not (await asyncio.wait_for(read_all(huge), 10)).startswith(b"HTTP/1.1 200")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 40_000  # KiB, of both sides
+        await close(writer, *(writer for _, writer in idle))
 
 
 class TestSystemdNotify:

@@ -1,6 +1,7 @@
 """The configuration: where values come from, that no typo passes, and that no secret is shown."""
 
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, SecretStr
 
+from denpexd.app import load_rules
 from denpexd.errors import SettingsError
 from denpexd.settings import Settings, load, show
 from denpexd.settings_sources import default_state_dir, models_of, read_secret
@@ -131,10 +133,14 @@ def test_an_empty_variable_is_unset() -> None:
     [
         ("a: [1, 2\n", ":2:1: not valid YAML"),
         ("job: *x\n", ":1:6: not valid YAML: aliases"),
-        ("job: !!python/object/apply:os.system [id]\n", "job"),
         ("- a\n", ":1:1: the file must be a mapping"),
         ("job: \x00\n", "not valid YAML"),
         ("job: " + "[" * 50 + "]" * 50, "nested deeper"),
+        ("job: " + "[" * 200_000, "not valid YAML"),
+        ("job: !!python/object/apply:os.system [touch /tmp/owned]\n", ":1:6: not valid YAML: tag"),
+        ("job: !!python/name:os.system\n", "not valid YAML: tag"),
+        ("job: !!binary aGk=\n", "not valid YAML: tag"),
+        ("paths: &a [x]\nrules: *a\n", "aliases"),
     ],
 )
 def test_what_is_no_plain_yaml_is_refused(config: Path, text: str, expected: str) -> None:
@@ -269,3 +275,54 @@ def test_the_examples_of_the_documentation_load(config: Path) -> None:
         for block in blocks:
             config.write_text(block)
             load(config, overrides={}, environ=ENV)
+
+
+class TestWhoMayChangeIt:
+    @pytest.fixture
+    def config(self, tmp_path: Path) -> Path:
+        file = tmp_path / "denpexd.yaml"
+        file.write_text("job: run\n")
+        file.chmod(0o644)
+        tmp_path.chmod(0o755)
+        return file
+
+    def test_root_refuses_what_every_user_can_change(self, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.geteuid", lambda: 0)
+        assert load(config, overrides={}, environ={}).job == "run"
+        config.chmod(0o666)
+        with pytest.raises(SettingsError, match=r"every user of this machine can change it: chmod o-w"):
+            load(config, overrides={}, environ={})
+        config.chmod(0o644)
+        config.parent.chmod(0o777)
+        with pytest.raises(SettingsError, match="every user"):
+            load(config, overrides={}, environ={})
+        config.parent.chmod(0o1777)  # as /tmp: only the owner can replace it
+        assert load(config, overrides={}, environ={}).job == "run"
+
+    def test_others_are_not_kept_from_their_own_files(self, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+        config.chmod(0o666)
+        assert load(config, overrides={}, environ={}).job == "run"
+
+    def test_rules_that_every_user_can_change_are_named(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        folder = Path(__file__).parents[1] / "data" / "rules" / "good"
+        shutil.copytree(folder, tmp_path / "rules")
+        rules = Settings(rules=[tmp_path / "rules"])
+        load_rules(rules)
+        assert "can be changed by every user" not in caplog.text
+        (tmp_path / "rules" / "hang" / "good.yaml").chmod(0o666)
+        load_rules(rules)
+        assert "1 rules such as" in caplog.text
+        assert "good.yaml can be changed by every user: chmod -R o-w" in caplog.text
+
+
+def test_a_secret_file_without_a_folder_is_a_credential_of_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slack").write_text("https://hooks.example/x\n")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_secret(None, Path("slack")) == "https://hooks.example/x"
+    assert read_secret(None, tmp_path / "slack") == "https://hooks.example/x"
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY")
+    with pytest.raises(SettingsError, match="cannot read slack"):
+        read_secret(None, Path("slack"))
