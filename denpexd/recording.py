@@ -21,7 +21,7 @@ from denpexd.core.flight import Dump
 from denpexd.errors import CaseError
 from denpexd.evidence.cpu_time import IDLE
 from denpexd.evidence.flight_read import MOST_OPS, read_folder
-from denpexd.evidence.stacks import parse_text
+from denpexd.evidence.stacks import add_worker, parse_text
 from denpexd.journal import unpacked
 
 EVIDENCE = ("stacks", "fr", "exits")
@@ -108,17 +108,25 @@ def read_case(folder: Path, without: Collection[str] = ()) -> Recording:
         ) from None
     recording = Recording(str(about.get("id") or folder.name), world, until, lines, exits=exits)
     states = _snapshot(folder / "snapshot.json")
-    for path in [] if "stacks" in without else sorted((folder / "stacks").glob("rank*.txt")):
-        number = path.stem.removeprefix("rank")
-        if number.isdigit():
-            look = parse_text(path.read_text(errors="replace"), int(number), evidence_t)
-            if look is not None:
-                recording.looks.append(look)
+    recording.looks = [] if "stacks" in without else _looks(folder / "stacks", evidence_t)
     if "fr" not in without and (folder / "fr").is_dir():
         found = read_folder(folder / "fr", evidence_t)
         recording.dumps = [one.dump.shortened(MOST_OPS) for one in found if one.dump is not None and one.rank >= 0]
     recording.states = [fact for rank, proc in states.items() for fact in _of_process(rank, proc, evidence_t)]
     return recording
+
+
+def _looks(folder: Path, t: float) -> list[Frames]:
+    """`rank3.txt`: the stack of a rank; `rank3.child0.txt`, ...: those of its worker processes, as a live look adds."""
+    found: dict[str, Frames] = {}
+    for path in sorted(folder.glob("rank*.txt"), key=lambda path: (path.stem.count("."), path.name)):
+        number, _, child = path.stem.removeprefix("rank").partition(".child")
+        look = parse_text(path.read_text(errors="replace"), int(number), t) if number.isdecimal() else None
+        if look is not None and not child:
+            found[number] = look
+        elif look is not None and number in found:
+            found[number] = add_worker(found[number], f"worker {child}", look)
+    return list(found.values())
 
 
 def _read_archive(path: Path) -> Recording:

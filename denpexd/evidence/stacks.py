@@ -27,6 +27,7 @@ _TEXT_LIMIT = 300
 _FRAME_LIMIT = 200
 _THREAD_LIMIT = 64
 _ATTEMPTS = 2
+_ENTRY = "<shim>"  # of the interpreter, below the outermost frame of Python 3.12 in some releases of py-spy
 _REAP_SECONDS = 2.0
 _NO_RIGHTS = ("permission denied", "operation not permitted", "os error 13", "os error 1)")
 
@@ -135,7 +136,8 @@ def parse_json(data: bytes | str, rank: int, t: float) -> Frames | None:
         if not isinstance(entry, dict) or not isinstance(entry.get("frames"), list):
             return None
         number, name = entry.get("os_thread_id"), entry.get("thread_name")
-        frames = tuple(_json_frame(frame) for frame in entry["frames"] if isinstance(frame, dict))
+        told = (_json_frame(frame) for frame in entry["frames"] if isinstance(frame, dict))
+        frames = tuple(frame for frame in told if frame.path != _ENTRY)
         threads.append((_clean(name) if isinstance(name, str) else f"thread {_clean(str(number))}", _fit(frames)))
         if name == "MainThread" or (isinstance(number, int) and number == entry.get("pid")):
             main = len(threads) - 1
@@ -155,7 +157,7 @@ def parse_text(text: str, rank: int, t: float) -> Frames | None:
             threads.append((_clean(label) or f"thread {_clean(number)}", []))
             if label == "MainThread" or number == process:
                 main = len(threads) - 1
-        elif threads and line.startswith("    ") and (frame := _text_frame(line)) is not None:
+        elif threads and line.startswith("    ") and (frame := _text_frame(line)) is not None and frame.path != _ENTRY:
             threads[-1][1].append(frame)
     return _frames([(label, _fit(tuple(frames))) for label, frames in threads], main or 0, rank, t)
 

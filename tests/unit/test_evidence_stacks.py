@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from denpexd.core.events import Frame
+from denpexd.core.events import Frame, Frames
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence.stacks import PySpy, add_worker, find_py_spy, parse_json, parse_text, rights_remedy
+from denpexd.scan.re2_engine import Re2Engine
+from denpexd.scan.stream import Scanner, Stream
 
 TEXT = """\
 Process 30107: /opt/venv/bin/python -u train.py --note "Thread 1 (idle)"
@@ -136,6 +138,68 @@ def test_no_json_makes_the_reader_fail(document):
 def test_no_text_makes_the_reader_fail(text):
     parse_text("Process 1: x\nThread 1 (idle)\n    " + text, 0, 0.0)
     parse_text(text, 0, 0.0)
+
+
+RECORDED = Path(__file__).parents[1] / "data" / "stacks"
+VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+WAITS = [  # what a rank of tests/data/stacks/train.py stands in, whichever Python it is and whoever tells it
+    ("wait threading.py", None),
+    ("wait threading.py", None),
+    ("enter torchlike/__init__.py", 8),
+    ("wait torchlike/__init__.py", 12),
+    ("batches train.py", 19),
+    ("validate train.py", 22),
+    ("fit train.py", 26),
+    ("main train.py", 43),
+    ("<module> train.py", 48),
+]
+
+
+def calls(frames):
+    """Canonical frames with their lines, but for lines of the standard library, as `<listcomp>` until 3.11."""
+    told = [(frame.canonical, frame.line if frame.path != "threading.py" else None) for frame in frames]
+    return [one for one in told if not one[0].startswith("<listcomp>")]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_text_and_json_of_every_python_give_the_same_frames(version):
+    text = parse_text((RECORDED / f"{version}.py-spy.txt").read_text(), 3, 7.0)
+    as_json = parse_json((RECORDED / f"{version}.py-spy.json").read_bytes(), 3, 7.0)
+    assert calls(text.frames) == WAITS
+    assert text == as_json
+    assert [label for label, _ in text.others] == [
+        "metrics é",
+        "loader_0",
+        "Thread-1" if version == "3.9" else "Thread-1 (<lambda>)",
+    ]
+    knows_classes = version not in ("3.9", "3.10")
+    assert any(frame.qualified == "Trainer.validate train.py" for frame in text.frames) is knows_classes
+
+
+def test_the_entry_that_older_releases_of_py_spy_show_below_python_3_12_is_no_frame():
+    text = "Thread 1721748 (idle)\n    longsleep (longsleep.py:5)\n    <module> (longsleep.py:9)\n"
+    shim = "    <interpreter trampoline> (<shim>:1)\n"
+    assert parse_text(text + shim, 0, 0.0) == parse_text(text, 0, 0.0)
+    frames = [json_frame("<module>", "longsleep.py", 9), json_frame("<interpreter trampoline>", "<shim>", 1)]
+    assert len(parse_json(json.dumps([thread("MainThread", frames)]), 0, 0.0).frames) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_native_frames_stand_beside_those_of_the_program(version):
+    native = parse_text((RECORDED / f"{version}.native.txt").read_text(), 3, 7.0)
+    assert calls(frame for frame in native.frames if frame.path.endswith(".py")) == WAITS
+    assert any(frame.path.startswith("libc.so") and frame.line == 0 for frame in native.frames)
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "3.14"])
+def test_faulthandler_of_every_python_gives_the_same_frames(version):
+    stream = Stream(Scanner([], Re2Engine), "log", 3)
+    found = stream.feed(7.0, 0, (RECORDED / f"{version}.faulthandler.txt").read_bytes()) + stream.flush(9.0)
+    (stack,) = [event for event in found if isinstance(event, Frames)]
+    assert calls(stack.frames) == WAITS
+    assert len(stack.others) == 3
+    if version == "3.14":
+        assert [label for label, _ in stack.others] == ["python", "loader_0", "metrics ?"]
 
 
 def test_a_worker_is_added_to_the_others_with_its_label():

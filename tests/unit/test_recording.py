@@ -60,6 +60,18 @@ def test_a_look_is_answered_from_the_evidence_on_until_the_rank_has_exited(folde
     assert [case.exited(1, t) for t in (8.9, 9.0)] == [False, True]
 
 
+def test_stacks_of_workers_come_with_the_look_at_their_rank(folder: Path) -> None:
+    worker = 'Thread 9 (idle): "MainThread"\n    _worker_loop (torch/utils/data/_utils/worker.py:334)\n'
+    (folder / "stacks" / "rank1.child1.txt").write_text(worker)
+    (folder / "stacks" / "rank0.child0.txt").write_text(worker)  # of a rank without a look
+    (look,) = read_case(folder).looks
+    assert look.frames[0].function == "all_gather"
+    assert [(label, frames[0].function) for label, frames in look.others] == [
+        ("worker 0", "all_gather"),
+        ("worker 1", "_worker_loop"),
+    ]
+
+
 def test_the_flight_recorder_is_answered_like_a_stack(folder: Path) -> None:
     (folder / "fr").mkdir()
     entry = {"profiling_name": "gloo:barrier", "collective_seq_id": 3, "process_group": ["0", ""], "retired": False}
