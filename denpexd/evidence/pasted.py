@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 from denpexd.core.events import UNKNOWN_RANK, Frames
 from denpexd.evidence.stacks import parse_text
@@ -22,15 +23,14 @@ def dumps(text: str, rank: int, source: str) -> list[Frames]:
     """
     if _THREAD.search(text) is None:
         return []
-    heads = list(_PROCESS.finditer(text))[:_MOST]
-    ends = [head.start() for head in heads[1:]] + [len(text)]
+    starts = [head.start() for head in _PROCESS.finditer(text)][:_MOST] or [0]  # the head may not have been copied
     found = []
-    for head, end in zip(heads, ends, strict=True):
-        frames = parse_text(text[head.start() : end], UNKNOWN_RANK, 0.0)
+    for start, end in pairwise((*starts, len(text))):
+        frames = parse_text(text[start:end], UNKNOWN_RANK, 0.0)
         if frames is not None and not any(f.function in _WORKER for f in frames.frames):
-            named = _RANK.search(head.group())
+            named = _RANK.search(text[start:end].partition("\n")[0])
             number = int(named.group(1) or named.group(2)) if named else UNKNOWN_RANK
-            found.append(replace(frames, rank=number, source=source, offset=head.start()))
+            found.append(replace(frames, rank=number, source=source, offset=start))
     if len(found) == 1 and rank != UNKNOWN_RANK:
         return [replace(found[0], rank=rank)]
     ranks = {frames.rank for frames in found}

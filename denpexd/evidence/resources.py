@@ -28,9 +28,20 @@ class _Watched:
     process: RankProcess
     group: Path | None  # where its control group counts OOM kills
     disk: Path | None  # its working directory, if it is on a disk of this machine
-    kills: int = 0
-    killed_t: float = float("-inf")
+    score: int = 0  # by which the kernel chooses whom to kill
     full: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Group:
+    """A control group. `left`: kills of the last seconds that no rank's end is known for; `whole`: it kills all."""
+
+    kills: int
+    whole_kills: int
+    left: int = 0
+    whole: bool = False
+    killed_t: float = float("-inf")
+    limits: str = ""
 
 
 class Resources:
@@ -39,28 +50,32 @@ class Resources:
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroups = proc, cgroups
         self._watched: dict[tuple[int, int], _Watched] = {}
+        self._groups: dict[Path, _Group] = {}
         self._looks = 0
 
     def news(self, ranks: Mapping[int, RankProcess], t: float) -> list[Fact]:
         """What has run full or has room again since the last call, and who went when its group had an OOM kill."""
         found: list[Fact] = []
         alive = {(p.pid, p.start): p for p in ranks.values()}
-        for known in self._watched.values():
-            self._count(known, t)
-        for key in self._watched.keys() - alive.keys():
-            gone = self._watched.pop(key)
-            if gone.killed_t >= t - KILLED_WITHIN and gone.group is not None:
-                found.append(_oom_killed(gone, t))
+        for path, group in self._groups.items():
+            self._count(path, group, t)
+        gone = [self._watched.pop(key) for key in self._watched.keys() - alive.keys()]
+        for path, group in self._groups.items():
+            found += _killed(path, group, [known for known in gone if known.group == path], t)
         for key in sorted(alive.keys() - self._watched.keys()):
             self._watched[key] = self._begin(alive[key])
         for known in self._watched.values():
+            known.score = _number(self._proc / str(known.process.pid) / "oom_score") or 0
             found += self._fill(known, t)
         self._looks += 1
         return found
 
     def _begin(self, process: RankProcess) -> _Watched:
         group = self._group(process.pid)
-        return _Watched(process, group, self._disk(process.pid), _oom_kills(group) or 0)
+        if group is not None and group not in self._groups:
+            counted = _counted(group) or {}
+            self._groups[group] = _Group(counted.get("oom_kill", 0), counted.get("oom_group_kill", 0))
+        return _Watched(process, group, self._disk(process.pid))
 
     def _group(self, pid: int) -> Path | None:
         path = memory_cgroup(self._proc, pid)
@@ -80,10 +95,16 @@ class Resources:
             return None
         return None if _type_of(place, mounts).startswith(_ELSEWHERE) else cwd
 
-    def _count(self, known: _Watched, t: float) -> None:
-        kills = _oom_kills(known.group)
-        if kills is not None and kills > known.kills:
-            known.kills, known.killed_t = kills, t
+    @staticmethod
+    def _count(path: Path, group: _Group, t: float) -> None:
+        counted = _counted(path) or {}
+        if t - group.killed_t > KILLED_WITHIN:
+            group.left, group.whole = 0, False
+        if (new := counted.get("oom_kill", 0) - group.kills) > 0:
+            group.left, group.killed_t, group.limits = group.left + new, t, _limits(path)
+            group.whole = group.whole or counted.get("oom_group_kill", 0) > group.whole_kills
+        group.kills = max(group.kills, counted.get("oom_kill", 0))
+        group.whole_kills = max(group.whole_kills, counted.get("oom_group_kill", 0))
 
     def _fill(self, known: _Watched, t: float) -> Iterator[Fact]:
         pid = str(known.process.pid)
@@ -118,19 +139,45 @@ class Resources:
         return number / most if most > 0 else None
 
 
-def _oom_killed(gone: _Watched, t: float) -> Fact:
-    text = f"Memory cgroup of the rank counted an OOM kill as the process went ({gone.group})"
-    return Fact(t, gone.process.rank, "oom_killed", {"pid": str(gone.process.pid)}, source="process", text=text)
+def _killed(path: Path, group: _Group, gone: list[_Watched], t: float) -> Iterator[Fact]:
+    """Which of the ranks that went were killed for their memory: as many as were killed, those first that the kernel
+    would choose. A launcher ends all others of the group in the same second.
+    """
+    most = len(gone) if group.whole else group.left
+    for known in sorted(gone, key=lambda known: -known.score)[:most]:
+        group.left = max(0, group.left - 1)
+        how = "it kills all of its processes together" if group.whole else f"oom_score {known.score}"
+        text = f"Memory cgroup of the rank counted an OOM kill as the process went ({path}; {how}{group.limits})"
+        yield Fact(t, known.process.rank, "oom_killed", {"pid": str(known.process.pid)}, source="process", text=text)
 
 
-def _oom_kills(events: Path | None) -> int | None:
-    """OOM kills that a control group has counted (`oom_kill N` in either version)."""
+def _counted(events: Path) -> dict[str, int] | None:
+    """What a control group has counted (`oom_kill N` in either version, `oom_group_kill N` since Linux 5.17)."""
     try:
-        lines = events.read_text("ascii", "replace").splitlines() if events is not None else []
+        words = [line.split() for line in events.read_text("ascii", "replace").splitlines()]
     except OSError:
         return None
-    words = next((line.split() for line in lines if line.startswith("oom_kill ")), ["", ""])
-    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None
+    return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _limits(events: Path) -> str:
+    """The limit of a control group and the most it has used, as `; limit 64.0 GiB, most used 64.0 GiB`."""
+    names = {
+        "limit": ("memory.max", "memory.limit_in_bytes"),
+        "most used": ("memory.peak", "memory.max_usage_in_bytes"),
+    }
+    told = {
+        what: next((n for one in files if (n := _number(events.with_name(one)))), None) for what, files in names.items()
+    }
+    return "".join(f"{';' if what == 'limit' else ','} {what} {n / 2**30:.1f} GiB" for what, n in told.items() if n)
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text("ascii", "replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdecimal() else None
 
 
 def _used(place: Path | None) -> float | None:

@@ -150,7 +150,7 @@ def parse_text(text: str, rank: int, t: float) -> Frames | None:
     main, process = None, ""
     for line in text.splitlines():
         if line.startswith("Process ") and not threads:
-            process = line.split(maxsplit=2)[1].rstrip(":")
+            process = line.removeprefix("Process ").partition(" ")[0].rstrip(":")
         elif line.startswith("Thread "):
             number, _, name = line.removeprefix("Thread ").partition(" ")
             label = name.partition(': "')[2].removesuffix('"')

@@ -5,6 +5,7 @@ stream. What cannot be used is said at once, unless it is one of many files of a
 """
 
 import gzip
+import io
 import logging
 import os
 import re
@@ -26,7 +27,7 @@ from denpexd.ingest.unpaste import LARGEST, restored
 
 log = logging.getLogger(__name__)
 
-STDIN = "-"
+STDIN, ERROR_FILE = "-", "error.json"
 _SAMPLE, _SAMPLES = 8 << 10, 16
 _HOLE = re.compile(rb"\0{16,}")  # left by a truncation or a crash of the node, and no writing of any program
 _CONTROL = bytes(c for c in range(32) if c not in b"\a\b\t\n\f\r\x1b")
@@ -65,7 +66,7 @@ class Finished:
         try:
             if self.stream is None and path.suffix != ".gz":
                 with path.open("rb") as file:
-                    yield file
+                    yield io.BytesIO(restored(file.read(LARGEST + 1))) if path.name == ERROR_FILE else file
                 return
             with tempfile.TemporaryFile() as copy:
                 if self.stream is not None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from denpexd.core.events import UNKNOWN_RANK
 
 _TORCHRUN = re.compile(
-    r"(?:(?P<run>.*/(?P<id>[^/]+)_[a-z0-9_]{8})/)?(?:.*/)?attempt_(?P<attempt>\d+)/(?P<rank>\d+)/std(?:out|err)\.log"
+    r"(?:(?P<run>.*/(?P<id>[^/]+)_[a-z0-9_]{8})/)?(?:.*/)?attempt_(?P<attempt>\d+)/(?P<rank>\d+)"
+    r"/(?:std(?:out|err)\.log|error\.json)"
 )
 _MPIRUN = re.compile(r"(?P<origin>(?:.*/)?\d+)/rank\.(?P<rank>\d+)/std(?:out|err)")
 _SLURM = re.compile(r"(?:job|slurm|srun)[^/]*\d[^/]*-(?P<rank>\d{1,6})\.(?:out|err|log)")

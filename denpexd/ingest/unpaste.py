@@ -8,6 +8,7 @@ comes back as it is.
 """
 
 import html
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -43,6 +44,8 @@ def restored(data: bytes) -> bytes:
     if len(data) > LARGEST:
         return data
     text = data.decode(errors="surrogateescape")
+    if (written := error_file(text)) is not None:
+        return written.encode(errors="replace")
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     for take_off in (_unquoted, _unnumbered, _unquoted, _unframed):
         lines = take_off(lines)
@@ -51,6 +54,24 @@ def restored(data: bytes) -> bytes:
     panes = below_each_other(lines)
     lines = [line for pane in panes for line in _joined(pane)]
     return "\n".join(lines).encode(errors="surrogateescape")
+
+
+def error_file(text: str) -> str | None:
+    """The traceback in torchelastic's error.json, which a rank under `@record` writes as it dies; None for other text.
+
+    Format: torch.distributed.elastic.multiprocessing.errors.ErrorHandler; older releases have a plain `message`.
+    """
+    if not text.lstrip().startswith('{"message"'):
+        return None
+    try:
+        said = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if isinstance(said, dict):
+        more = said.get("extraInfo")
+        stack = more.get("py_callstack") if isinstance(more, dict) else None
+        said = stack if isinstance(stack, str) and stack.strip() else said.get("message")
+    return said if isinstance(said, str) else None
 
 
 def _filled(lines: list[str]) -> list[str]:

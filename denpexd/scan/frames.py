@@ -23,6 +23,8 @@ def canonical_path(path: str) -> str:
     Own code keeps only its file name when the path is absolute, and stays as it is when relative: job folders differ
     between runs and users, and a rule speaks of `train.py`.
     """
+    if not path.isascii():  # JSON may hold half of a character, which RE2 does not take
+        path = path.encode("utf-8", "replace").decode("utf-8")
     for pattern in (_PACKAGES, _STANDARD):
         if found := pattern.search(path):
             return path[found.end() :]

@@ -127,6 +127,48 @@ def test_who_goes_as_its_group_counts_an_oom_kill_was_killed_for_its_memory(node
     assert fact.text.startswith("Memory cgroup")
 
 
+def several(node, *scores):
+    """More ranks in the control group of rank 3."""
+    found = []
+    for rank, score in enumerate(scores):
+        home = node.proc / str(200 + rank)
+        home.mkdir()
+        (home / "cgroup").write_text("0::/job\n")
+        (home / "oom_score").write_text(f"{score}\n")
+        found.append(RankProcess(rank, 200 + rank, 7, "n", rank, 4, None, "S", 5, None, 1, ()))
+    return tuple(found)
+
+
+def look(node, t, ranks=()):
+    return node.resources.news({process.rank: process for process in ranks}, t)
+
+
+def test_of_ranks_in_one_group_that_go_together_only_as_many_were_killed_as_it_counts(node):
+    ranks = several(node, 700, 950, 800)
+    look(node, 1.0, ranks)
+    node.kills(1)
+    (node.cgroups / "job/memory.max").write_text(f"{64 << 30}\n")
+    (node.cgroups / "job/memory.peak").write_text(f"{64 << 30}\n")
+    (fact,) = look(node, 2.0)  # the launcher has ended the others in the same second
+    assert (fact.name, fact.rank) == ("oom_killed", 1)
+    assert fact.text.endswith("oom_score 950; limit 64.0 GiB, most used 64.0 GiB)")
+
+
+def test_who_goes_later_because_of_a_killed_rank_was_not_killed(node):
+    ranks = several(node, 700, 950)
+    look(node, 1.0, ranks)
+    node.kills(1)
+    assert [fact.rank for fact in look(node, 2.0, ranks[:1])] == [1]
+    assert look(node, 3.0) == []
+
+
+def test_a_group_that_is_killed_as_a_whole_takes_all_its_ranks(node):
+    ranks = several(node, 700, 950)
+    look(node, 1.0, ranks)
+    (node.cgroups / "job/memory.events").write_text("oom 1\noom_kill 1\noom_group_kill 1\n")
+    assert sorted(fact.rank for fact in look(node, 2.0)) == [0, 1]
+
+
 def test_the_kill_may_be_seen_in_the_same_look_as_the_end(node):
     node.look(1.0)
     node.kills(1)

@@ -69,7 +69,8 @@ def test_an_unnamed_main_thread_is_the_one_with_the_pid_of_the_process_else_the_
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Error: Failed to find python version from target process\n", "Thread 1 (idle)\n"]
+    "text",
+    ["", "Error: Failed to find python version from target process\n", "Thread 1 (idle)\n", "Process \nThread 1"],
 )
 def test_text_without_a_stack_is_none(text):
     assert parse_text(text, 0, 0.0) is None
@@ -200,6 +201,11 @@ def test_faulthandler_of_every_python_gives_the_same_frames(version):
     assert len(stack.others) == 3
     if version == "3.14":
         assert [label for label, _ in stack.others] == ["python", "loader_0", "metrics ?"]
+
+
+def test_half_a_character_in_a_path_is_replaced():
+    (frame,) = parse_json(json.dumps([thread("MainThread", [json_frame("f", "/x/a\ud800.py", 3)])]), 0, 0.0).frames
+    assert (frame.path, frame.line) == ("a?.py", 3)
 
 
 def test_a_worker_is_added_to_the_others_with_its_label():

@@ -141,6 +141,15 @@ def test_a_damaged_field_costs_that_field_only(damage: dict[str, Any]) -> None:
     assert dump.version == "2.9"
 
 
+def test_half_a_character_in_a_path_harms_nobody() -> None:
+    frames = [{"name": "f", "filename": "/ws/a\ud800.py", "line": 3}]
+    assert (
+        read({"version": "2.9", "entries": [{**NEW, "frames": frames, "state": "started"}]})
+        .ops[0]
+        .place.endswith("in f")
+    )
+
+
 def test_texts_cannot_steer_a_terminal() -> None:
     entry = {**NEW, "process_group": ("\x1b[31m35", "a\nb"), "profiling_name": "nccl:all\x07"}
     dump = read({"version": "2.9\x1b]0;x\x07", "entries": [entry]})

@@ -1,6 +1,7 @@
 """Pasted logs: what pasting did is undone, and a log that was never pasted stays as it is."""
 
 import html
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,26 @@ def test_windows_line_ends_and_bytes_that_are_no_text_survive() -> None:
 )
 def test_what_only_looks_pasted_is_left_alone(log: str) -> None:
     assert restored(log.encode()) == log.encode()
+
+
+STACK = 'Traceback (most recent call last):\n  File "/ws/train.py", line 6, in main\nValueError: é\n'
+
+
+@pytest.mark.parametrize(
+    ("said", "becomes"),
+    [
+        ({"message": {"message": "ValueError: é", "extraInfo": {"py_callstack": STACK, "timestamp": "1"}}}, STACK),
+        ({"message": {"message": "Signal 9", "extraInfo": {"py_callstack": None}}}, "Signal 9"),
+        ({"message": "RuntimeError: old", "extraInfo": 3}, "RuntimeError: old"),
+    ],
+)
+def test_torchelastic_s_error_file_is_the_traceback_that_it_holds(said: object, becomes: str) -> None:
+    assert restored(json.dumps(said).encode()).decode() == becomes
+
+
+@pytest.mark.parametrize("text", ['{"message": ', '{"message": 3}', '{"message": {"message": []}}'])
+def test_what_only_begins_like_an_error_file_stays_as_it_is(text: str) -> None:
+    assert restored(text.encode()) == text.encode()
 
 
 def test_a_piped_log_is_not_touched() -> None:

@@ -1,8 +1,8 @@
 """Records the dumps of this folder: `python record.py PYTHON...` with interpreters and py-spy (0.4.3) on PATH.
 
 Each interpreter runs train.py; py-spy looks at it as text, as JSON and with native frames, then faulthandler prints all
-threads. 3.14.faulthandler.txt was not recorded: it is 3.13's with what 3.14 adds (names of threads, the C stack), as its
-documentation and source show.
+threads. 3.14.faulthandler.txt was not recorded: it is 3.13's with what 3.14 adds (names of threads, the C stack), as
+its documentation and source show.
 """
 
 import signal
