@@ -159,6 +159,9 @@ class Witnesses:
         key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
         if name in ("exhausted", "eased"):
             key = f"{name} {fields.get('what', '')}"
+            known, eased = state.states.get(key), state.states.get(f"eased {fields.get('what', '')}")
+            if name == "exhausted" and known is not None and (eased is None or eased.t < known.t):
+                return  # told again: it has been full since then
         kind = "launcher" if name.startswith("launcher") else KINDS.get(event.source, "process")
         kind = "system" if name == "exhausted" else kind
         state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)

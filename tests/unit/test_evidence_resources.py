@@ -272,3 +272,14 @@ def test_it_may_be_noticed_a_little_after_the_end():
     world.intake.exit(Exit(20.0, 1, -7))
     world.full(22.0)
     assert world.holds()
+
+
+def test_what_is_told_again_has_been_full_since_it_was_told_first():
+    world = World()
+    world.full(10.0)
+    world.fails(20.0)
+    world.full(50.0)
+    assert world.holds()
+    world.eased(60.0)
+    world.full(90.0)
+    assert not world.holds()
