@@ -3,6 +3,9 @@
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
 # make secrets  how many fake secrets are hidden, by kind and by what a program did to the text
+# make lock   the exact versions with hashes that image and CI install: deploy/requirements.lock
+# make sbom   what the package is made of, as CycloneDX: build/denpexd.cdx.json
+# make audit  known weaknesses of those versions, where their lists can be reached
 # make docs     what is generated from rules and schema: docs/encyclopedia and the JSON Schema of a rule
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
@@ -13,10 +16,11 @@ BIN := $(VENV)/bin
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' 2>/dev/null && { echo "$$p"; break; }; done)
+LOCKED := --generate-hashes --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 INCIDENT ?=
 TIMES ?= 40
 
-.PHONY: setup demo test score secrets explore lint docs check clean
+.PHONY: setup demo test score secrets explore lint docs lock sbom audit check clean
 
 setup: $(VENV)/.tools
 
@@ -44,6 +48,24 @@ lint: $(VENV)/.tools
 docs: $(VENV)/.package
 	$(BIN)/denpexd rules schema > denpexd/catalog/rule.schema.json
 	$(BIN)/denpexd rules docs docs/encyclopedia
+
+lock: $(VENV)/.package
+	@$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --extra all $(LOCKED) -o deploy/requirements.lock
+	echo 'hatchling>=1.24' | $(BIN)/uv pip compile -q - $(LOCKED) -o deploy/requirements-build.lock
+
+sbom: $(VENV)/.package
+	rm -rf build/sbom
+	$(PYTHON) -m venv build/sbom/runtime
+	build/sbom/runtime/bin/pip install -q --require-hashes -r deploy/requirements.lock
+	build/sbom/runtime/bin/pip install -q --no-deps .
+	$(PYTHON) -m venv build/sbom/tool
+	build/sbom/tool/bin/pip install -q cyclonedx-bom
+	build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --of JSON -o build/denpexd.cdx.json build/sbom/runtime
+
+audit: $(VENV)/.package
+	@$(BIN)/pip install -q pip-audit
+	$(BIN)/pip-audit -r deploy/requirements.lock --disable-pip --progress-spinner off
 
 check: lint
 	$(BIN)/denpexd rules check

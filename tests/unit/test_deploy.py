@@ -4,10 +4,13 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from denpexd.settings import load
 from denpexd.web.metrics import FAMILIES
@@ -173,6 +176,37 @@ class TestKubernetes:
         user = pod()["spec"]["initContainers"][0]["securityContext"]["runAsUser"]
         assert f"USER {user}:{user}" in text
         assert 'ENTRYPOINT ["denpexd"]' in text
+
+
+class TestSupplyChain:
+    def locked(self, name: str) -> dict[str, tuple[Version, int]]:
+        """Versions and how many hashes each has."""
+        text = (ROOT / "deploy" / name).read_text("utf-8").replace("\\\n", " ")
+        lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+        found = [re.match(r"([\w.-]+)==([\w.]+)", line) for line in lines]
+        assert all(found)
+        return {m[1]: (Version(m[2]), line.count("--hash=sha256:")) for m, line in zip(found, lines, strict=True) if m}
+
+    def wanted(self) -> list[Requirement]:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+        extras = [text for group in project["optional-dependencies"].values() for text in group]
+        return [r for r in map(Requirement, (*project["dependencies"], *extras)) if r.name != "denpexd"]
+
+    def test_what_the_package_needs_is_locked_with_hashes(self):
+        locked = self.locked("requirements.lock")
+        for requirement in self.wanted():
+            version = locked[requirement.name][0]
+            assert version in requirement.specifier, f"{requirement}: make lock"
+        assert all(hashes for _, hashes in (*locked.values(), *self.locked("requirements-build.lock").values()))
+
+    def test_no_upper_bound_breaks_an_environment(self):
+        for requirement in self.wanted():
+            assert [part.operator for part in requirement.specifier] == [">="], requirement
+
+    def test_the_image_installs_nothing_but_what_is_locked(self):
+        text = (KUBERNETES / "Dockerfile").read_text("utf-8")
+        for line in re.findall(r"pip (?:install|wheel) [^\\\n]*", text):
+            assert "--require-hashes" in line or "--no-deps" in line, line
 
 
 class TestSlurm:
