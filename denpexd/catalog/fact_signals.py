@@ -97,14 +97,14 @@ class Mismatch(FactSignal):
     """The rank differs from the others of its process group."""
 
     fact: Literal["mismatch"]
-    what: Literal["op", "seq", "numel", "rows", "shape", "call"]
+    what: Literal["op", "seq", "numel", "rows", "shape", "call", "site"]
 
 
 class Differs(FactSignal):
     """Ranks of the same process group stand in different collectives, or in the same kind with different sizes."""
 
     fact: Literal["differs"]
-    what: Literal["op", "numel", "shape", "call"]
+    what: Literal["op", "numel", "shape", "call", "site"]
 
 
 class DumpShows(FactSignal):

@@ -13,6 +13,7 @@ from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, RankState, observed
 
+IN_STACKS = ("call", "site")
 EXCHANGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")
 ROW = 64  # elements in a row of a matrix of features, at least
 TOGETHER = 2.0  # seconds: two polls of the process table
@@ -75,10 +76,9 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     each is a number of equal rows, so that they may be one tensor cut or padded to another length.
     """
     what = str(signal.params.get("what", "op"))
-    if what == "call":
-        calls, quoted = _calls(job)
-        odd = job.once("odd", lambda: _Shown(calls)).is_odd(rank.rank)
-        return [quoted[rank.rank].saying(signal.means)] if odd else []
+    if what in IN_STACKS:
+        shown, quoted = _stacks(job, what)
+        return [quoted[rank.rank].saying(signal.means)] if shown.is_odd(rank.rank) else []
     found = []
     for group, mine in _known(job, rank, now).items():
         if mine.evidence is None or not mine.op:
@@ -142,12 +142,13 @@ def _same_rows(mine: Collective, other: Collective) -> bool:
 def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Some rank of its group stands in the same kind of collective with another size or shape; names no side.
 
-    `what: op`: in another kind of collective; `what: call`: its stack shows another kind, and no rank's shows none.
+    `what: op`: in another kind of collective; `what: call`: its stack shows another kind, and no rank's shows none;
+    `what: site`: the same kind, called from another place of the program, and no rank's shows none.
     """
     what = str(signal.params.get("what", "numel"))
-    if what == "call":
-        calls, quoted = _calls(job)
-        crossed = job.once("crossed", lambda: len(calls) == len(job.universe) and len(set(calls.values())) > 1)
+    if what in IN_STACKS:
+        shown, quoted = _stacks(job, what)
+        crossed = shown.differ and len(quoted) == len(job.universe)
         return [quoted[rank.rank].saying(signal.means)] if crossed and rank.rank in quoted else []
     found = []
     for group, mine in _known(job, rank, now).items():
@@ -158,14 +159,22 @@ def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
     return found
 
 
-def _calls(job: JobState) -> tuple[dict[int, str], dict[int, Evidence]]:
-    """By rank: the collective it calls, as its stack shows, and what to quote."""
+def _stacks(job: JobState, what: str) -> tuple[_Shown, dict[int, Evidence]]:
+    """The collective that each rank calls, as its stack shows (`site`: from where), and by rank what to quote.
 
-    def shown() -> tuple[dict[int, str], dict[int, Evidence]]:
-        found = {r: one for r, s in job.ranks.items() if r >= 0 and (one := stands.call(job, s)) is not None}
-        return {r: name for r, (name, _) in found.items()}, {r: quoted for r, (_, quoted) in found.items()}
+    Sites are compared only where every rank stands in the same kind of collective: then nobody is still to come, and
+    each waits for ranks that stand in another one of that kind, mostly of another group.
+    """
 
-    return job.once("calls", shown)
+    def shown() -> tuple[_Shown, dict[int, Evidence]]:
+        tell = stands.call if what == "call" else stands.site
+        found = {r: one for r, s in job.ranks.items() if r >= 0 and (one := tell(job, s)) is not None}
+        values = {r: value for r, (value, _) in found.items()}
+        if what == "site" and (len(found) < len(job.universe) or len({value[0] for value in values.values()}) > 1):
+            values = {}
+        return _Shown(values), {r: quoted for r, (_, quoted) in found.items()}
+
+    return job.once(("stacks", what), shown)
 
 
 def behind(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

@@ -13,7 +13,7 @@ from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
 from denpexd.core.numbers import ranks_text
-from denpexd.core.stands import groups
+from denpexd.core.stands import groups, worker
 from denpexd.core.state import JobState
 from denpexd.core.testimony import is_hang
 
@@ -66,7 +66,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "nodes": {str(r): s.node for r, s in sorted(job.ranks.items()) if s.node and r >= 0},
         "step": max((s.step for s in job.ranks.values() if s.step is not None), default=None),
         "hang": is_hang(c, job),
-        "quick_answer": " ".join([fill(entry.quick_answer), *(_places(c, stacks) if is_hang(c, job) else ())]),
+        "quick_answer": " ".join([fill(entry.quick_answer), *(_places(c, job, stacks) if is_hang(c, job) else ())]),
         "summary": summary(incident, job, now),
         "evidence": [_quote(e) for e in _chosen(c.evidence)],
         "stacks": stacks,
@@ -115,7 +115,7 @@ def summary(incident: Incident, job: JobState, now: float) -> str:
     return " ".join(parts)
 
 
-def _places(c: Candidate, stacks: Sequence[Mapping[str, object]]) -> list[str]:
+def _places(c: Candidate, job: JobState, stacks: Sequence[Mapping[str, object]]) -> list[str]:
     """Sentences: where in the program's own code those who started it stand, as looks since their last move show."""
     said = []
     for group in stacks:
@@ -124,6 +124,8 @@ def _places(c: Candidate, stacks: Sequence[Mapping[str, object]]) -> list[str]:
             said.append(
                 f"Rank{'s' * (len(ranks) > 1)} {ranks_text(ranks)} stand{'s' * (len(ranks) == 1)} in {group['under']}."
             )
+    workers = ((r, place) for r in c.initiating if r in job.ranks and (place := worker(job, job.ranks[r])))
+    said += [f"A DataLoader worker of rank {r} is in {place}." for r, place in workers]
     return said[:MAX_PLACES]
 
 

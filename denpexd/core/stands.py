@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from denpexd.core import cadence
 from denpexd.core.events import Frame
@@ -22,6 +23,7 @@ WAITING = re.compile(
     r"(?:_engine_run_backward|backward) torch/|(?:_sync_buffers|_sync_module_buffers|_distributed_broadcast_coalesced) "
     r"torch/nn/parallel/| torch/nn/modules/_functions\.py"
 )
+WORKER_LOOP = "_worker_loop torch/utils/data/_utils/worker.py"
 MOST_GROUPS = 16
 _NAMELESS = re.compile(r"\.<locals>\.<\w+>")  # a comprehension, as py-spy and Python 3.11 name it
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "in uninterruptible sleep"}
@@ -134,6 +136,17 @@ def call(job: JobState, rank: RankState) -> tuple[str, Evidence] | None:
     return found.canonical.split(" ", 1)[0], quoted
 
 
+def site(job: JobState, rank: RankState) -> tuple[tuple[str, ...], Evidence] | None:
+    """From where in its own code the program calls the collective that the rank stands in: the places, innermost first,
+    and what to quote. None where it stands in none, or where no own code is in the stack.
+    """
+    called, stack = call(job, rank), newest(job, rank)
+    places = tuple(_place(frame) for frame in stack.frames.frames if _is_own(frame.path)) if stack else ()
+    if called is None or not places:
+        return None
+    return (called[0], *places), replace(called[1], text=f"{called[1].text} under {places[0]}")
+
+
 def busy(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """The newest look since it moved shows it at work, in nothing that waits for other ranks; it need not be steady."""
     looks = [s for s in rank.snapshots.values() if s.frames.kind in ("py-spy", "faulthandler") and s.frames.frames]
@@ -161,6 +174,16 @@ def groups(job: JobState) -> list[dict[str, object]]:
         assert isinstance(frames, tuple)
         told.append({"ranks": ranks, "at": _at(frames), "under": _under(frames), "state": state})
     return told
+
+
+def worker(job: JobState, rank: RankState) -> str:
+    """Where in the program's own code a worker of its DataLoader is, by the same looks; "" where none is in any."""
+    look = _look(job, rank)
+    for label, frames in look.frames.others if look else ():
+        loop = next((at for at, frame in enumerate(frames) if frame.canonical == WORKER_LOOP), 0)
+        if label.startswith("worker ") and (place := _under(frames[:loop])):
+            return place
+    return ""
 
 
 def _look(job: JobState, rank: RankState) -> Snapshot | None:

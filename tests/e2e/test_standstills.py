@@ -66,6 +66,7 @@ STORIES = {
     "barrier": (75, standstill("barrier", rank=0, ranks=2)),
     "backward": (75, standstill("backward", rank=2, ranks=3)),
     "loader": (100, standstill("loader", rank=1, ranks=2)),
+    "order": (75, standstill("order", rank=1, ranks=3)),
     "stopped": (75, standstill("none", rank=1, ranks=2)),
     "eight ranks": (110, standstill("validate", rank=5, ranks=8)),
 }
@@ -107,6 +108,18 @@ def test_a_rank_that_skips_a_backward_is_named_not_those_that_wait_in_theirs(sto
     assert told.in_time
 
 
+def test_a_rank_that_uses_two_groups_in_another_order_is_named_by_stacks_alone(stories: Any) -> None:
+    told = stories["order"]
+    verdict = told.first
+    assert (verdict["failure"], verdict["hang"]) == ("collective-order-mismatch", True)
+    assert (verdict["initiating_ranks"], verdict["collateral_ranks"]) == ([1], [0, 2])
+    assert verdict["certainty"] == "likely"  # only the place of the call is another one
+    assert f"Rank 1 stands in average ({line_of('# the other order')})." in verdict["quick_answer"]
+    assert "all_reduce" in quoted(verdict, 1)
+    assert "average" in quoted(verdict, 0)
+    assert told.in_time
+
+
 def test_a_rank_whose_loader_reads_for_ever_is_named(stories: Any) -> None:
     told = stories["loader"]
     verdict = told.first
@@ -114,6 +127,8 @@ def test_a_rank_whose_loader_reads_for_ever_is_named(stories: Any) -> None:
     assert (verdict["initiating_ranks"], verdict["collateral_ranks"]) == ([1], [0])
     assert verdict["certainty"] == "confirmed"
     assert f"Rank 1 stands in train ({line_of('enumerate(loader)')})." in verdict["quick_answer"]
+    reads = f"Images._read ({line_of('path.read_bytes()')})"
+    assert verdict["quick_answer"].endswith(f"A DataLoader worker of rank 1 is in {reads}.")
     assert "dataloader.py" in quoted(verdict, 1)
     assert told.in_time
 

@@ -71,6 +71,24 @@ def test_two_ranks_in_different_collectives_differ_and_name_no_side() -> None:
     assert world.who("differs", what="call") == [0, 1]
 
 
+def test_the_rank_that_calls_the_same_collective_from_another_place_is_in_another_group(world: World) -> None:
+    world.stands(0, f"all_reduce {C10D}", "mean losses.py", "step train.py")
+    for rank in (1, 2, 3):
+        world.stands(rank, f"all_reduce {C10D}", "mean losses.py", "clip train.py")
+    assert world.who("mismatch", what="call") == []
+    assert world.who("mismatch", what="site") == [0]
+    assert world.who("differs", what="site") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("last", [["read data.py"], [f"broadcast {C10D}", "step train.py"], [f"all_reduce {C10D}"]])
+def test_places_are_not_compared_unless_all_stand_in_one_kind_of_collective(last: list[str]) -> None:
+    """Somebody is still to come, or the collectives themselves differ, or the stack holds no code of the program."""
+    world = World(3).stands(0, f"all_reduce {C10D}", "step train.py").stands(1, f"all_reduce {C10D}", "log train.py")
+    world.stands(2, *last)
+    assert world.who("differs", what="site") == []
+    assert world.who("mismatch", what="site") == []
+
+
 def test_collectives_do_not_differ_while_a_rank_is_in_none() -> None:
     """It may be the one that both wait for, each in a group of its own."""
     world = World(3).stands(0, f"broadcast {C10D}").stands(1, f"all_reduce {C10D}").stands(2, "read data.py")

@@ -72,6 +72,25 @@ def test_the_answer_ends_with_the_place_where_the_one_who_started_a_hang_stands(
     assert told(found("lonely-eval"), job)["quick_answer"] == answer
 
 
+def test_the_answer_names_the_place_where_a_worker_of_the_starved_rank_reads(job: JobState) -> None:
+    def worker(*inner: Frame) -> tuple[Frame, ...]:
+        return (*inner, Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 9), Frame("main", "train.py", 30))
+
+    idle, busy = (
+        worker(Frame("get", "queue.py", 1)),
+        worker(Frame("read", "shards.py", 12), Frame("item", "data.py", 5)),
+    )
+    look = Frames(15.0, 1, "py-spy", (Frame("_try_get_data", "torch/utils/data/dataloader.py", 7),), state="S")
+    for others, said in (
+        ((), ""),
+        ((("worker 7", idle),), ""),
+        ((("worker 7", idle), ("worker 8", busy)), "shards.py:12"),
+    ):
+        job.rank(1).snapshots["py-spy"] = Snapshot(replace(look, others=others), 1, 10.0, steady=True)
+        answer = told(found("lonely-eval"), job)["quick_answer"]
+        assert answer.endswith(f"A DataLoader worker of rank 1 is in read ({said})." if said else "waits.")
+
+
 def test_texts_name_the_ranks_of_a_role(job: JobState) -> None:
     assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, ranks 0,2-3 waits."
 

@@ -1,13 +1,14 @@
 """An ordinary job under DDP. Once the file that GO names exists, the rank of `--rank` makes one mistake.
 
 `barrier`: a collective in a branch that only it takes. `backward`: it skips the backward of a batch whose loss is not
-finite. `loader`: reading a sample blocks in a worker of its DataLoader. `validate`: it evaluates alone and forgot
-model.eval(). `none`: nothing of its own.
+finite. `loader`: reading a sample blocks in a worker of its DataLoader. `order`: it uses two process groups in the
+other order. `validate`: it evaluates alone and forgot model.eval(). `none`: nothing of its own.
 """
 
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -45,7 +46,21 @@ def validate(model: nn.Module) -> float:
         return float(model(torch.randn(BATCH, 3, 16, 16)).argmax(1).float().mean())
 
 
-def train(model: DistributedDataParallel, loader: DataLoader[tuple[torch.Tensor, int]], mistake: str) -> None:
+def average(loss: torch.Tensor, first: dist.ProcessGroup, second: dist.ProcessGroup, crossed: bool) -> None:
+    if crossed:
+        dist.all_reduce(loss, group=second)  # the other order
+        dist.all_reduce(loss, group=first)
+    else:
+        dist.all_reduce(loss, group=first)
+        dist.all_reduce(loss, group=second)
+
+
+def train(
+    model: DistributedDataParallel,
+    loader: DataLoader[tuple[torch.Tensor, int]],
+    groups: Sequence[dist.ProcessGroup],
+    mistake: str,
+) -> None:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     for step, (images, labels) in enumerate(loader):
         time.sleep(0.3)  # what a GPU would compute
@@ -59,6 +74,8 @@ def train(model: DistributedDataParallel, loader: DataLoader[tuple[torch.Tensor,
             continue
         loss.backward()
         optimiser.step()
+        if groups:
+            average(loss.detach(), *groups, crossed=bad)
         if bad and mistake == "barrier":
             dist.barrier()
         if bad and mistake == "validate":
@@ -80,7 +97,8 @@ def main() -> None:
     data = Images(blocks=mistake == "loader")
     workers = int(chosen.mistake == "loader")
     loader = DataLoader(data, BATCH, sampler=DistributedSampler(data, shuffle=False), num_workers=workers)
-    train(DistributedDataParallel(net), loader, mistake)
+    groups = [dist.new_group(), dist.new_group()] if chosen.mistake == "order" else []
+    train(DistributedDataParallel(net), loader, groups, mistake)
 
 
 if __name__ == "__main__":
