@@ -141,7 +141,7 @@ def site(job: JobState, rank: RankState) -> tuple[tuple[str, ...], Evidence] | N
     and what to quote. None where it stands in none, or where no own code is in the stack.
     """
     called, stack = call(job, rank), newest(job, rank)
-    places = tuple(_place(frame) for frame in stack.frames.frames if _is_own(frame.path)) if stack else ()
+    places = tuple(place(frame) for frame in stack.frames.frames if is_own(frame.path)) if stack else ()
     if called is None or not places:
         return None
     return (called[0], *places), replace(called[1], text=f"{called[1].text} under {places[0]}")
@@ -181,8 +181,8 @@ def worker(job: JobState, rank: RankState) -> str:
     look = _look(job, rank)
     for label, frames in look.frames.others if look else ():
         loop = next((at for at, frame in enumerate(frames) if frame.canonical == WORKER_LOOP), 0)
-        if label.startswith("worker ") and (place := _under(frames[:loop])):
-            return place
+        if label.startswith("worker ") and (reads := _under(frames[:loop])):
+            return reads
     return ""
 
 
