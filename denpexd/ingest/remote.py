@@ -13,7 +13,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from aiofiles.base import wrap
+from aiofiles.ospath import wrap  # type: ignore[attr-defined]  # the one place where every version has it
 
 from denpexd.clock import Clock
 from denpexd.errors import SourceError
