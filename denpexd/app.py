@@ -164,6 +164,8 @@ async def run(
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")
         cleanup.callback(ras.close)
         recorder = settings.evidence.flight_recorder
+        flight = FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto")
+        cleanup.callback(flight.close)
         sources: dict[str, Source] = {"ras": ras, "gpu": Nvml(processes, clock)}
         local = Collector(
             processes,
@@ -172,7 +174,7 @@ async def run(
             active=settings.evidence.active,
             lone=settings.evidence.processes == "any" or root_pid is not None,
             sources={name: one for name, one in sources.items() if getattr(settings.evidence, name) != "off"},
-            flight=FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto"),
+            flight=flight,
         )
         kernel = None
         if collector is None and (kernel := open_kernel(settings.evidence.kernel, os.uname().nodename, clock)):

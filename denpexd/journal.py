@@ -18,6 +18,7 @@ from denpexd.core.flight import Dump, Op
 from denpexd.errors import CaseError
 
 _KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Dump, Exit, Fact, Frames, Hit, Joined, Raised)}
+DUMPED = 64  # operations of a dump that the journal keeps: a thousand ranks may write theirs in one second
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
@@ -27,6 +28,8 @@ def encode(job: str, event: Event) -> str | None:
     kind = type(event).__name__
     if kind not in _KINDS:
         return None
+    if isinstance(event, Dump):
+        event = event.shortened(DUMPED)
     return json.dumps({"job": job, "event": kind, **_plain(event)}, separators=(",", ":"), ensure_ascii=False)
 
 

@@ -28,6 +28,7 @@ APART = 600.0  # seconds between two requests to one process
 FRESH = 60.0  # a file that claims to be older by more than that, or younger than now, counts as written now
 RECENT = 600.0  # seconds before our start: what was written earlier is of another moment, as with log files
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_PIECE = 16  # dumps that are read before they are told
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _WANTED = (*PREFIXES, PIPE, "HOME", "XDG_CACHE_HOME")
 
@@ -59,25 +60,45 @@ class FlightRecorder:
         self._asked: dict[tuple[int, int], float] = {}
         self._next = float("-inf")
         self._began = clock.now()
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: list[Event] = []
 
     async def watch(self, here: Sequence[RankProcess]) -> list[Event]:
-        """The dumps that were finished since the last call; to be called about once a second."""
-        now = self._clock.now()
-        if now < self._next:
-            return []
-        self._next = now + EVERY
-        found = await asyncio.to_thread(self._finished, list(here))
-        if not found:
-            return []
-        events: list[Event] = []
-        read = await asyncio.to_thread(read_files, list(found), now, MOST_OPS)
-        for one, written in zip(read, found.values(), strict=True):
-            if one.dump is None or one.rank < 0:
-                log.warning("Flight Recorder dump %s cannot be used: %s", one.path, one.wrong)
-                continue
-            t = written if max(now - FRESH, self._began) <= written <= now else now
-            events.append(replace(one.dump.shortened(MOST_OPS), t=t))
-        return events
+        """The dumps that were finished and read since the last call; to be called about once a second.
+
+        Reading goes on beside it: a thousand dumps take long, and nothing else waits for them.
+        """
+        if self._reading is not None and self._reading.done():
+            self._reading.result()
+            self._reading = None
+        if self._reading is None and self._clock.now() >= self._next:
+            self._next = self._clock.now() + EVERY
+            self._reading = asyncio.create_task(self._read(list(here), self._clock.now()), name="dumps")
+        ready, self._ready = self._ready, []
+        return ready
+
+    async def settle(self) -> None:
+        """Wait until what has been found is read."""
+        if self._reading is not None:
+            await self._reading
+
+    def close(self) -> None:
+        """Read no further."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _read(self, here: list[RankProcess], now: float) -> None:
+        found = await asyncio.to_thread(self._finished, here)
+        names = list(found)
+        for begin in range(0, len(names), _PIECE):
+            read = await asyncio.to_thread(read_files, names[begin : begin + _PIECE], now, MOST_OPS)
+            for one in read:
+                if one.dump is None or one.rank < 0:
+                    log.warning("Flight Recorder dump %s cannot be used: %s", one.path, one.wrong)
+                    continue
+                written = found[one.path]
+                t = written if max(now - FRESH, self._began) <= written <= now else now
+                self._ready.append(replace(one.dump.shortened(MOST_OPS), t=t))
 
     def _finished(self, here: Sequence[RankProcess]) -> dict[Path, float]:
         """Files of this run that no longer grow, with the time of writing."""

@@ -52,6 +52,10 @@ def redact(text: str) -> tuple[str, int]:
     return _hide(clean, spans) if spans else (clean, 0)
 
 
+_known = lru_cache(maxsize=4096)(redact)  # names of operations and groups come back by the thousand
+_SHORT = 64  # characters of a text that may come back
+
+
 @lru_cache(maxsize=4096)
 def redact_name(text: str) -> str:
     """`redact` for names that come again and again: of jobs, nodes, files."""
@@ -153,12 +157,12 @@ def _hide(text: str, spans: Sequence[Span]) -> tuple[str, int]:
 def redact_value(value: object) -> tuple[object, int]:
     """Any JSON-ready value with every string inside redacted, whole where its key names a secret; keys stay."""
     if isinstance(value, str):
-        return redact(value)
+        return _known(value) if len(value) <= _SHORT else redact(value)
     if isinstance(value, Mapping):
         pairs = {key: _under(key, item) for key, item in value.items()}
         return {key: item for key, (item, _) in pairs.items()}, sum(count for _, count in pairs.values())
     if isinstance(value, list | tuple):
-        items = [redact_value(item) for item in value]
+        items = [redact_value(item) if isinstance(item, str | Mapping | list | tuple) else (item, 0) for item in value]
         return [item for item, _ in items], sum(count for _, count in items)
     return value, 0
 

@@ -1,6 +1,7 @@
 """Finding the dumps of running ranks, and asking ranks to write them."""
 
 import os
+import threading
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ from denpexd.clock import ManualClock
 from denpexd.core.events import Event, Want
 from denpexd.core.flight import Dump
 from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence import flight_watch
 from denpexd.evidence.collect import Collector
+from denpexd.evidence.flight_read import Found, read_files
 from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.procs import Processes, RankProcess
 
@@ -54,6 +57,8 @@ class Node:
 
     async def look(self) -> list[Event]:
         await self.clock.advance(2.0)
+        await self.recorder.watch(self.ranks)
+        await self.recorder.settle()
         return await self.recorder.watch(self.ranks)
 
 
@@ -69,6 +74,26 @@ async def test_a_dump_is_told_once_when_it_no_longer_grows(tmp_path: Path) -> No
     assert await node.look() == []  # it may still grow
     assert dumps(await node.look()) == [(1, STARTED + 2.0)]
     assert await node.look() == []
+
+
+async def test_nobody_waits_for_many_dumps_to_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, folder=tmp_path)
+    for rank in range(20):
+        node.write(f"trace_rank_{rank}")
+    await node.look()
+    go_on = threading.Event()
+
+    def slowly(paths: list[Path], *more: Any) -> list[Found]:
+        go_on.wait(10.0)
+        return read_files(paths, *more)
+
+    monkeypatch.setattr(flight_watch, "read_files", slowly)
+    await node.clock.advance(2.0)
+    for _ in range(3):
+        assert await node.recorder.watch(node.ranks) == []  # while they are being read
+    go_on.set()
+    await node.recorder.settle()
+    assert sorted(rank for rank, _ in dumps(await node.recorder.watch(node.ranks))) == list(range(20))
 
 
 async def test_a_dump_that_is_written_anew_is_told_again(tmp_path: Path) -> None:
@@ -221,6 +246,8 @@ async def test_the_collector_tells_of_dumps_as_of_processes(tmp_path: Path) -> N
     for _ in range(2):
         await node.clock.advance(2.0)
         seen += await collector.watch()
+        await node.recorder.settle()
+    seen += await collector.watch()
     assert [rank for rank, _ in dumps([e for e in seen if isinstance(e, Dump)])] == [1]
     assert collector.counts["dumps", "read"] == 1
     assert not [e for e in await collector.collect(Want(node.clock.now(), "dumps", (), "x")) if isinstance(e, Dump)]

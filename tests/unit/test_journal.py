@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frame, Frames, Hit, Joined, Raised, Tick
 from denpexd.core.flight import Dump, Op, Progress
 from denpexd.errors import CaseError
-from denpexd.journal import decode, encode
+from denpexd.journal import DUMPED, decode, encode
 
 times = st.floats(allow_nan=False, allow_infinity=False)
 ranks = st.integers(-1, 10**6)
@@ -107,3 +107,12 @@ def test_lines_are_compact_and_readable() -> None:
     written = encode("run ü", Exit(1.5, 3, -9))
     assert written == '{"job":"run ü","event":"Exit","t":1.5,"rank":3,"code":-9,"source":"process"}'
     assert json.loads(written)["rank"] == 3
+
+
+def test_the_journal_keeps_of_a_long_dump_the_newest_and_the_open_operations() -> None:
+    ops = tuple(Op("0", number, "all_reduce", number, pending=number in (3, 499)) for number in range(500))
+    line = encode("job", Dump(1.0, 2, ops=ops))
+    assert line is not None
+    _, event = decode(line)
+    assert isinstance(event, Dump)
+    assert [op.seq for op in event.ops] == [3, *range(500 - DUMPED, 500)]
