@@ -55,8 +55,10 @@ class Outcome:
         for output in outputs:
             if isinstance(output, Want):
                 self.wants.append((job, output))
-            else:
-                self.changes.append(output)
+                continue
+            self.changes.append(output)
+            if isinstance(output, Closed) and output.over is not None:
+                self.journal += [line for line in (encode(job, output.over),) if line is not None]
 
     def merge(self, other: "Outcome") -> None:
         self.changes += other.changes

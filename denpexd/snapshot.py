@@ -64,6 +64,7 @@ class DaemonView:
             truncations=daemon.reader.events["truncated"],
             rotations=daemon.reader.events["rotated"] + daemon.reader.events["replaced"],
             watch_overflows=daemon.reader.overflows,
+            lines_repeated=sum(s.repeated_lines for job in jobs for s in job.streams.values()),
             lines_truncated=sum(s.truncated_lines for job in jobs for s in job.streams.values()),
             outbox_pending=daemon.store.pending(),
             outbox_oldest_seconds=daemon.store.oldest_age(now),

@@ -32,7 +32,7 @@ from denpexd.core.flight import Dump
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
 from denpexd.core.rule import Catalog, Index
-from denpexd.core.speaker import Matches, Speaker
+from denpexd.core.speaker import STOP_OVER, Matches, Speaker
 from denpexd.core.state import JobState
 
 OUTSIDE = ("oom_killed", "gpu_memory", "told_to_stop")
@@ -134,7 +134,9 @@ class Correlator:
         Nothing is said about the past: what it led to was said (or is in the outbox) already. Silence while nobody
         looked proves nothing.
         """
+        started, self.job.started_t = self.job.started_t, float("-inf")  # history was history for an earlier daemon
         self.feed(journal)
+        self.job.started_t = max(started, self.job.started_t)
         self._speaker.adopt(open_verdicts)
         self.now = max(self.now, now)
         self.feed([Blind(now, now)])
@@ -192,6 +194,8 @@ class Correlator:
             case Exit():
                 if self._intake.exit(event):
                     self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)
+            case Fact() if event.name == STOP_OVER:
+                self._speaker.stop_over(event)
             case Fact():
                 self._intake.fact(event)
                 if event.name == "placed":

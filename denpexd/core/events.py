@@ -196,9 +196,14 @@ class Updated:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """An incident is over; the verdict's "state" is "closed"."""
+    """An incident is over; the verdict's "state" is "closed".
+
+    `over`: with it a stop is over, and what explained it explains nothing later; to be fed to the core that is to know
+    as much as this one, at this place among the events. None: nothing needs to be known.
+    """
 
     verdict: Mapping[str, object]
+    over: Fact | None = None
 
 
 Output = Want | Opened | Updated | Closed

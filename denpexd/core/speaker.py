@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from denpexd.core import cadence
-from denpexd.core.events import Closed, Opened, Output, Updated
+from denpexd.core.events import UNKNOWN_RANK, Closed, Fact, Opened, Output, Updated
 from denpexd.core.explain import verdict
 from denpexd.core.incident import (
     DEGRADATION_OVER,
@@ -23,6 +23,8 @@ from denpexd.core.incident import (
 from denpexd.core.match import Candidate
 from denpexd.core.rule import Rule
 from denpexd.core.state import JobState
+
+STOP_OVER = "stop_over"  # name of the fact that an earlier daemon has closed a stop
 
 
 @dataclass(slots=True)
@@ -209,20 +211,28 @@ class Speaker:
         incident.said = essence(incident.candidate)
         out.append(Updated(verdict(incident, self._job, self._now, event="updated", state="open")))
 
-    def _shut(self, out: list[Output], slot: str, incident: Incident) -> None:
+    def _shut(self, out: list[Output], slot: str, incident: Incident, over: Fact | None = None) -> None:
         incident.revision, incident.updated_t = incident.revision + 1, self._now
-        out.append(Closed(verdict(incident, self._job, self._now, event="closed", state="closed")))
+        out.append(Closed(verdict(incident, self._job, self._now, event="closed", state="closed"), over))
         del self._incidents[slot]
         if slot == "stop":
             self._ended = incident
 
-    def _close(self, out: list[Output], slot: str, incident: Incident) -> None:
-        self._shut(out, slot, incident)
-        if slot == "stop":
-            for state in self._job.ranks.values():
-                state.forget(self._job.seq)
-            self._job.devices.forget(self._job.seq)
-            self._matches.forget_stops()
+    def _close(self, out: list[Output], slot: str, incident: Incident, by: str = "training") -> None:
+        over = Fact(self._now, UNKNOWN_RANK, STOP_OVER, {"by": by}) if slot == "stop" else None
+        self._shut(out, slot, incident, over)
+        if over is not None:
+            self.stop_over(over)
+
+    def stop_over(self, over: Fact) -> None:
+        """A stop is over, as was just found or as is known from before a restart; it is not told again."""
+        self._incidents.pop("stop", None)
+        for state in self._job.ranks.values():
+            state.forget(self._job.seq)
+        self._job.devices.forget(self._job.seq)
+        self._matches.forget_stops()
+        if over.fields["by"] == "hand":
+            self.dismissed = self._job.moves
 
     def close(self, key: str, now: float) -> list[Output]:
         """Close an incident by hand; what stopped training is not told again before training goes on."""
@@ -230,8 +240,7 @@ class Speaker:
         out: list[Output] = []
         for slot, incident in list(self._incidents.items()):
             if incident.key == key:
-                self._close(out, slot, incident)
-                self.dismissed = self._job.moves if slot == "stop" else self.dismissed
+                self._close(out, slot, incident, by="hand")
         return out
 
     def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:

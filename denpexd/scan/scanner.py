@@ -4,6 +4,7 @@ A text that one rank prints again and again is not looked at each time.
 """
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -35,7 +36,11 @@ Named = tuple[int, int, tuple[int, ...]]
 """A segment that may match something: start, end, ids."""
 
 _REPEATS = 4
+_SAME = 100  # more than any rule counts, and a second of them is read in some hundredths of one
+_MOST = 1000  # of one rank's lines that one pattern names in a second, whatever they say
 _SECOND = 1.0
+_STAMP = b"0123456789-:.,/TZ[] "  # what one rank's line may begin with that differs each time
+_BLOCKS = {"traceback", "faulthandler", "watchdog", "summary"}  # what follows them may differ
 
 
 class Scanner:
@@ -99,10 +104,17 @@ class Scanner:
             for s in self._handled
         )
 
-    def repeats_itself(self, number: int) -> bool:
-        """Whether another hit of the same rank at the same time would tell nothing new: no captures, no count."""
+    def most(self, number: int) -> float:
+        """How many hits of the same rank in a second may tell something new: few without captures and count."""
         signal = self.signal(number)
-        return signal is not None and signal.count == 1 and "(?P<" not in (signal.pattern or "")
+        if signal is not None and signal.count == 1 and "(?P<" not in (signal.pattern or ""):
+            return _REPEATS
+        return math.inf if self.opens_block(number) else _MOST
+
+    def opens_block(self, number: int) -> bool:
+        """Whether the id is that of the first line of something longer."""
+        place = number - self._first_built_in
+        return 0 <= place < len(_NAMES) and _NAMES[place] in _BLOCKS
 
     def is_progress(self, number: int) -> bool:
         """Whether the id is that of a signal of which only the latest hit counts."""
@@ -170,25 +182,41 @@ def _segment_start(data: bytes, position: int) -> int:
 
 
 class Repeats:
-    """How often each id was named lately in the stream of one rank."""
+    """How often each id, and each text, was named lately in one stream."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
         self._told: dict[int, int] = {}  # by id, since ...
+        self._texts: dict[int, int] = {}  # by hash of the text, since ...
         self._since = float("-inf")
 
-    def leave_out(self, named: list[Named], t: float) -> list[Named]:
-        """Of ids that tell nothing new only some first ones in a second stay, and the last of those read at `t`."""
+    def leave_out(self, data: bytes, named: list[Named], t: float, *, one_rank: bool) -> list[Named]:
+        """What tells something new: of equal texts the first hundred in a second, and the last of those read at `t`;
+        where `one_rank` writes, also only so many hits of each id as may tell something.
+        """
         if not 0.0 <= t - self._since < _SECOND:
-            self._told, self._since = {}, t
+            self._told, self._texts, self._since = {}, {}, t
+        if len(named) > _REPEATS:
+            named = self._without_storm(data, named, _STAMP if one_rank else b"")
+        return self._without_repeats(named) if one_rank else named
+
+    def _without_storm(self, data: bytes, named: list[Named], stamp: bytes) -> list[Named]:
+        texts = [hash(data[start:end].lstrip(stamp)) for start, end, _ in named]
+        last = {text: place for place, text in enumerate(texts)}
+        kept: list[Named] = []
+        for place, (text, segment) in enumerate(zip(texts, named, strict=True)):
+            said = self._texts[text] = self._texts.get(text, 0) + 1
+            if said <= _SAME or last[text] == place or any(self._scanner.opens_block(n) for n in segment[2]):
+                kept.append(segment)
+        return kept
+
+    def _without_repeats(self, named: list[Named]) -> list[Named]:
         last = {number: place for place, (_, _, ids) in enumerate(named) for number in ids}
         kept: list[Named] = []
         for place, (start, end, ids) in enumerate(named):
             for number in ids:
                 self._told[number] = self._told.get(number, 0) + 1
-            wanted = tuple(
-                n for n in ids if self._told[n] <= _REPEATS or last[n] == place or not self._scanner.repeats_itself(n)
-            )
+            wanted = tuple(n for n in ids if self._told[n] <= self._scanner.most(n) or last[n] == place)
             if wanted:
                 kept.append((start, end, wanted))
         return kept

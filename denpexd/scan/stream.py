@@ -42,7 +42,7 @@ class Stream:
         max_line: int = 65536,
     ) -> None:
         self.source, self.rank = source, rank
-        self.truncated_lines = 0
+        self.truncated_lines = self.repeated_lines = 0
         self._scanner, self._interleaved, self._max_line = scanner, interleaved, max(max_line, 256)
         self._prefixes = PrefixReader(rank)
         self._launcher = LauncherReader(rank, source)
@@ -135,7 +135,8 @@ class Stream:
         data = chunk.data
         self._prefixes.sample(data)
         named = self._scanner.named(data, whole=self.interleaved)
-        named = named if self.interleaved else self._repeats.leave_out(named, self._t)
+        every, named = named, self._repeats.leave_out(data, named, self._t, one_rank=not self.interleaved)
+        self.repeated_lines += len(every) - len(named)
         heads = {0: self._head} if self._in_line else {}
         seen, taken, self._seen, self._taken = self._seen, self._taken, {}, 0
         position = at = 0

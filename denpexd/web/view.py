@@ -84,6 +84,7 @@ class Stats:
     truncations: int = 0
     rotations: int = 0
     watch_overflows: int = 0
+    lines_repeated: int = 0
     lines_truncated: int = 0
     outbox_pending: int = 0
     outbox_oldest_seconds: float = 0.0

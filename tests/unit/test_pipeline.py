@@ -281,6 +281,39 @@ def test_a_restarted_pipeline_knows_its_open_incidents(files: Files, scanner: Sc
     assert [v["key"] for v in again.jobs["run"].core.verdicts()] == [v["key"] for v in files.verdicts]
 
 
+def test_steps_that_were_history_before_a_restart_do_not_end_an_incident_after_it(
+    files: Files, scanner: Scanner
+) -> None:
+    for rank in range(2):
+        files.add(1, rank, "".join(f"step {n}\n" for n in range(10)), history=True)
+    files.add(11, 1, CRASH)
+    files.add(11.5, 0, "peer was lost\n")
+    files.wait(12, 50)
+    assert files.verdicts
+    assert restarted(files, scanner, files.verdicts, 60).changes == []
+
+
+def test_what_was_closed_by_hand_before_a_restart_is_not_told_again(files: Files, scanner: Scanner) -> None:
+    files.train(1, 10)
+    files.add(11, 1, CRASH)
+    files.add(11.5, 0, "peer was lost\n")
+    files.wait(12, 30)
+    [verdict] = files.verdicts
+    files.done.add("run", [], files.pipeline.job("run").core.close(verdict["key"]))
+    assert [type(change) for change in files.done.changes] == [Opened, Closed]
+    assert restarted(files, scanner, [], 60).changes == []
+
+
+def restarted(files: Files, scanner: Scanner, open_verdicts: list[Mapping[str, Any]], t: int) -> Outcome:
+    """What another pipeline says in the first half minute with the journal of this one."""
+    again, outcome = Pipeline(TINY, scanner, start_t=START + t, limits=Limits()), Outcome()
+    again.restore(files.done.journal, open_verdicts, START + t)
+    outcome.merge(again.recent("run", START + t, recent=True))
+    for second in range(t + 1, t + 30):
+        outcome.merge(again.tick(START + second))
+    return outcome
+
+
 def test_damaged_lines_of_the_journal_are_left_out_and_counted(
     files: Files, scanner: Scanner, caplog: pytest.LogCaptureFixture
 ) -> None:

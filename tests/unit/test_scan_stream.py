@@ -206,8 +206,24 @@ def test_a_long_line_keeps_head_and_tail_however_it_comes(scanner: Scanner) -> N
 def test_a_storm_is_capped_and_counted(scanner: Scanner) -> None:
     stream = Stream(scanner, "x", 0)
     found = hits(stream.feed(1.0, 0, b"ValueError: x\n" * 5000 + b"CUDA out of memory. Tried to allocate 1 GiB\n"))
-    assert len(found) == 1001
-    assert found[-1].signal == "oom"
+    assert len(found) == 100 + 2  # the first ones, and the last
+    assert (found[-2].offset, found[-1].signal) == (4999 * len(b"ValueError: x\n"), "oom")
+    assert stream.repeated_lines == 4899
+
+
+def test_a_storm_of_lines_that_differ_in_their_time_stamp_only_is_one(scanner: Scanner) -> None:
+    stream = Stream(scanner, "x", 0)
+    lines = b"".join(
+        b"2026-01-02 03:04:05,%03d CUDA out of memory. Tried to allocate 1 GiB\n" % (number % 1000)
+        for number in range(5000)
+    )
+    assert len(hits(stream.feed(1.0, 0, lines))) == 101
+
+
+def test_ranks_that_say_the_same_in_one_stream_are_all_heard(scanner: Scanner) -> None:
+    stream = Stream(scanner, "x")
+    found = hits(stream.feed(1.0, 0, b"".join(b"[rank%d]: ValueError: x\n" % rank for rank in range(900))))
+    assert {hit.rank for hit in found} == set(range(900))
 
 
 def test_the_launchers_lines_belong_to_no_rank(scanner: Scanner) -> None:
