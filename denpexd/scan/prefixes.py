@@ -141,7 +141,7 @@ class PrefixReader:
         tags = _Tags(mpi=mpi)
         if mpi != UNKNOWN_RANK:
             tags.outer.append(f"mpi{mpi}")
-        text = self._strip(piece, tags).decode("utf-8", "replace")
+        text = self._strip(piece, tags).replace(b"\0", b"").decode("utf-8", "replace")
         self._learn(tags)
         if head is not None and head.rank != UNKNOWN_RANK and not tags.outer and not tags.torch_tags:
             return replace(head, text=text)

@@ -315,7 +315,7 @@ class C18RecordsOfAContainerInParts(Fault):
         self.write(b"".join(b"2026-01-02T03:04:%02d.0Z stdout F step %d loss 2.3\n" % (i, i) for i in range(10)))
 
     def live(self) -> None:
-        parts = [b"P " + ERROR[:40], b"P " + ERROR[40:90], b"F " + ERROR[90:]]
+        parts = [b"P " + b"x" * 16_000, b"P " + ERROR + b"x" * 15_000, b"F and the rest"]
         self.write(b"".join(b"2026-01-02T03:05:00.0Z stderr " + part + b"\n" for part in parts))
 
 
