@@ -1,5 +1,6 @@
 """What sources say on their own about who began it: agreement confirms, contradiction is told and never confirmed."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,9 @@ from denpexd.core.records import Collective
 from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import JobState
 from denpexd.core.testimony import weighed
+from denpexd.recording import Printed, Recording
+from denpexd.replay import Replayer
+from denpexd.scan.engine import choose_engine
 
 CATALOG, _ = load([shipped_rules()])
 HANG, CRASH = CATALOG.rules["dataloader-stall"], CATALOG.rules["single-rank-exception"]
@@ -308,3 +312,38 @@ def test_a_collective_that_was_told_of_before_the_last_step_is_not_pending(job, 
     rank.collectives["0"] = Collective("ALLREDUCE", 7, evidence=Evidence(0, "log", "rank0", 0, t, TIMED_OUT, ""), t=t)
     signal = Signal("own.x", "fact", "it waits", fact="pending")
     assert bool(holds(job.state, rank, signal, 100.0, 3600.0, Limits())) is pending
+
+
+# --- from end to end --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def replayer() -> Replayer:
+    return Replayer(CATALOG, choose_engine())
+
+
+def steps(until: int, ranks: Iterable[int]) -> list[Printed]:
+    return [Printed(float(n), r, "stdout", f"step {n} loss 2.{n:03}") for n in range(until) for r in ranks]
+
+
+def test_a_rank_without_any_trace_is_said_of_a_silent_hang(replayer):
+    lines = steps(40, (0, 1, 3))
+    (said,) = replayer.run(Recording("job", 4, 1400.0, lines)).verdicts
+    assert (said["failure"], said["certainty"], said["unheard_ranks"]) == ("silent-hang", "undetermined", [2])
+    assert "Rank 2 left no trace: no log line, no stack or dump, no process" in said["summary"]
+    assert any("RANK=(2)" in one["how"] for one in said["missing"])
+
+
+def test_a_rank_without_any_trace_is_said_of_a_start_that_is_not_complete(replayer):
+    gave_up = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined."
+    lines = [Printed(float(r), r, "stderr", "initializing process group") for r in (0, 1, 3)]
+    lines += [Printed(301.0, r, "stderr", f"[rank{r}]: {gave_up}") for r in (0, 1, 3)]
+    said = replayer.run(Recording("job", 4, 420.0, sorted(lines, key=lambda line: line.t))).verdicts[0]
+    assert (said["category"], said["unheard_ranks"]) == ("startup", [2])
+    assert "Rank 2 left no trace" in said["summary"]
+
+
+def test_rank_zero_logging_alone_makes_no_finding_of_all_the_others(replayer):
+    (said,) = replayer.run(Recording("job", 4, 1400.0, steps(40, (0,)))).verdicts
+    assert "no trace" not in said["summary"]
+    assert said["unheard_ranks"] == [1, 2, 3]
