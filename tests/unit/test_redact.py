@@ -11,7 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from denpexd.core.evidence import beginning
 from denpexd.notify.redact import redact, redact_value, redact_verdict
+from denpexd.scan.lines import shorten
 
 RNG = random.Random(7)
 ALNUM = string.ascii_letters + string.digits
@@ -205,6 +207,23 @@ def test_a_verdict_is_redacted_in_every_text_and_keeps_its_identifiers() -> None
     assert clean["key"] == "run:token=abcdefgh"
     assert clean["initiating_ranks"] == [0]
     assert redact_value(3.5) == (3.5, 0)
+
+
+def test_what_stands_under_the_name_of_a_secret_is_hidden_whole() -> None:
+    value = {"db_password": "tulips", "token": "abc def", "access_key": "None", "tokens": "12 a step", "key": "rank0"}
+    shown = {**value, "db_password": "[REDACTED:assignment]", "token": "[REDACTED:assignment]"}
+    assert redact_value({"config": [value]}) == ({"config": [shown]}, 2)
+    assert redact_value(shown) == (shown, 0)
+
+
+def test_a_text_is_cut_between_words_so_that_no_half_secret_is_left() -> None:
+    token = TOKENS["github"]()
+    line = b"x" * 400 + b" " + token.encode() + b" " + b"y" * 400
+    for limit in range(380, 460):
+        assert token[4:12] not in redact(beginning(line.decode(), limit))[0]
+    for limit in range(820, 890, 2):
+        assert token[4:12] not in redact(shorten(line, limit).decode())[0]
+        assert token[-8:] not in redact(shorten(line, limit).decode())[0]
 
 
 def test_the_texts_of_the_shipped_rules_pass_unchanged() -> None:
