@@ -157,8 +157,8 @@ async def run(
         positions = {} if fresh else store.positions()
         waker = Waker(clock)
         ingest = settings.ingest
-        found = Discovery(settings.paths, settings.job)
-        reader = Reader(found, clock, waker, positions, ingest.sweep, ingest.links)
+        found = Discovery(settings.paths, settings.job, links=ingest.links)
+        reader = Reader(found, clock, waker, positions, ingest.sweep)
         cleanup.callback(reader.close)
         processes = Processes(root_pid=root_pid, pipe=pipe)
         ras = Ras(processes, clock, daring=settings.evidence.ras == "on")

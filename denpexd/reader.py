@@ -9,14 +9,13 @@ import base64
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from denpexd.clock import Clock
 from denpexd.errors import SourceError
 from denpexd.ingest.discover import Discovery, Found
-from denpexd.ingest.links import Links
 from denpexd.ingest.open_files import OpenFiles
 from denpexd.ingest.positions import Position
 from denpexd.ingest.remote import Mounts, RemoteReader
@@ -31,10 +30,7 @@ RECENT = 600.0  # a file written within this many seconds belongs to a job that 
 
 
 class Reader:
-    """All files of one daemon. `saved`: position rows from the state of the daemon before; `sweep` in seconds.
-
-    `links`: folders that links below the watched paths may lead into, whoever made them.
-    """
+    """All files of one daemon. `saved`: position rows from the state of the daemon before; `sweep` in seconds."""
 
     def __init__(
         self,
@@ -43,15 +39,14 @@ class Reader:
         waker: Waker,
         saved: Mapping[str, str],
         sweep: float,
-        links: Sequence[Path] = (),
     ) -> None:
-        guard = Links(discovery.paths, links)
-        self.open = guard.open
+        self.open = discovery.links.open
         self._discovery, self._clock, self._waker, self._sweep = discovery, clock, waker, sweep
         known = {key: p for key, row in saved.items() if (p := _position(row)) is not None}
         self._saved = {p.path: p for key, p in known.items() if not key.endswith(LEFT)}
-        self._files = OpenFiles(known.values(), links=guard)
-        self._remote_files = OpenFiles(known.values(), links=guard)  # a hung mount must not hold up the local ones
+        self._files = OpenFiles(known.values(), links=discovery.links)
+        # A hung mount must not hold up the local ones.
+        self._remote_files = OpenFiles(known.values(), links=discovery.links)
         self._remote = RemoteReader(clock)
         self._mounts = Mounts()
         self._buffer = new_buffer()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.ingest.layouts import Layout, counts_ranks, is_leader, rank_of
+from denpexd.ingest.links import Links
 from denpexd.ingest.patterns import Mark, Match, Template, Walk, is_magic, mark
 from denpexd.ingest.runs import Source, with_launchers, without_earlier_runs
 
@@ -53,14 +54,18 @@ class Discovery:
     """Looks for files again and again. `paths`: folders, files, globs, templates, in any mixture.
 
     `job` restricts `{job}` to that value. `errors`: what is wrong now, each also logged once. `limit`: files at most.
+    `links`: folders that links below the paths may lead into, whoever made them.
     Scanning touches the file system: call it off the event loop. SettingsError for a wrong placeholder.
     """
 
-    def __init__(self, paths: Sequence[str], job: str | None, *, limit: int = 20_000) -> None:
+    def __init__(
+        self, paths: Sequence[str], job: str | None, *, limit: int = 20_000, links: Sequence[Path] = ()
+    ) -> None:
         self._job, self._limit = job, limit
-        self.paths = [str(Path(text).expanduser().absolute()) for text in paths]
+        self._paths = [str(Path(text).expanduser().absolute()) for text in paths]
+        self.links = Links(self._paths, links)
         # A path that exists as written is meant as written, whatever brackets are in its name.
-        magic = [text for text in self.paths if is_magic(text) and not Path(text).exists()]
+        magic = [text for text in self._paths if is_magic(text) and not Path(text).exists()]
         self._templates = {text: Template(self._bound(text)) for text in magic}
         self._layouts: dict[tuple[str, str], Layout] = {}
         self._said: set[str] = set()
@@ -79,7 +84,7 @@ class Discovery:
         if self._settled and self._scans % _FULL and all(mark(path) == seen for path, seen in self._marks.items()):
             return list(self._result)
         self.errors = []
-        walk = Walk(self._say)
+        walk = Walk(self._say, self.links.enters)
         sources = self._sources(walk)
         if len(sources) > self._limit:
             self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
@@ -99,7 +104,7 @@ class Discovery:
     def _sources(self, walk: Walk) -> list[Source]:
         known, self._layouts = self._layouts, {}
         chosen: dict[tuple[int, int], Source] = {}
-        for text in self.paths:
+        for text in self._paths:
             nothing = True
             for match, root, template in self._expand(walk, text):
                 nothing = False

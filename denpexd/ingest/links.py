@@ -53,6 +53,15 @@ class Links:
             raise
         return fd, info
 
+    def enters(self, entry: "os.DirEntry[str]") -> bool:
+        """Whether files are looked for behind a link to a folder; a stranger could make one to /."""
+        try:
+            maker, target = entry.stat(follow_symlinks=False).st_uid, entry.stat().st_uid
+        except OSError:
+            return False
+        ours = maker in (0, os.geteuid()) or (maker == target and maker != self._unknown)
+        return ours or self._is_inside(os.path.realpath(entry.path))
+
     def _root(self, text: str) -> str:
         """The part of a path that the operator has written: what is below it, others may have made."""
         own = os.path.dirname(text)  # noqa: PTH120 - text in, text out
@@ -61,13 +70,15 @@ class Links:
 
     def _is_inside(self, real: str) -> bool:
         roots = [os.path.realpath(fixed) for _, fixed in self._roots]
-        return any(real.startswith(f"{folder.rstrip('/')}/") for folder in (*roots, *self._inside))
+        return any(f"{real}/".startswith(f"{folder.rstrip('/')}/") for folder in (*roots, *self._inside))
 
 
 def _fixed(text: str) -> str:
     """The folder up to the first wildcard or placeholder, or a path without any."""
-    if not is_magic(text) or Path(text).exists():
-        return text.rstrip("/") if Path(text).is_dir() or not Path(text).exists() else str(Path(text).parent)
+    there = os.path.exists(text)  # noqa: PTH110 - Path.exists raises where rights are missing
+    if not is_magic(text) or there:
+        folder = not there or os.path.isdir(text)  # noqa: PTH112 - as above
+        return text.rstrip("/") if folder else os.path.dirname(text)  # noqa: PTH120 - text in, text out
     parts = text.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if is_magic(part))])
 
@@ -130,6 +141,6 @@ def _reader(name: str, step: int, info: os.stat_result, folder: int) -> int:
 def _overflow_uid() -> int:
     """The uid that stands for all users that our namespace does not know: equal ones need not be the same user."""
     try:
-        return int(Path("/proc/sys/fs/overflowuid").read_text("ascii"))
+        return int(Path("/proc/sys/fs/overflowuid").read_text("utf-8"))
     except (OSError, ValueError):
         return 65534

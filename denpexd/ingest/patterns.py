@@ -90,11 +90,13 @@ class Walk:
     """Expands patterns. `problem` is told (path, why) for every folder or file that should be readable and is not.
 
     `marks`: what the outcome rests on, as `mark` saw it; while all of them stay, another walk would find the same
-    (unless `links` were met: what they lead to is not marked).
+    (unless `links` were met: what they lead to is not marked). `enters`: whether a link to a folder is followed.
     """
 
-    def __init__(self, problem: Callable[[str, str], None]) -> None:
-        self._problem = problem
+    def __init__(
+        self, problem: Callable[[str, str], None], enters: "Callable[[os.DirEntry[str]], bool]" = lambda entry: True
+    ) -> None:
+        self._problem, self._enters = problem, enters
         self.marks: dict[str, Mark] = {}
         self.folders: set[str] = set()  # that were listed
         self.links = False
@@ -132,12 +134,12 @@ class Walk:
             if step is None:
                 if last:
                     yield from self._file(path, entry.is_symlink(), wanted=False)
-                if _is_folder(entry) and not entry.name.startswith("."):
+                if self._is_folder(entry) and not entry.name.startswith("."):
                     yield from self._below(path, steps, at, seen)
             elif step.fullmatch(entry.name):
                 if last:
                     yield from self._file(path, entry.is_symlink(), wanted=True)
-                elif _is_folder(entry):
+                elif self._is_folder(entry):
                     yield from self._below(path, steps, at + 1, seen)
 
     def _tree(self, folder: str, accept: Callable[[str], bool], seen: set[tuple[int, int, int]]) -> Iterator[Match]:
@@ -147,7 +149,7 @@ class Walk:
             path = f"{folder.rstrip('/')}/{entry.name}"
             if entry.name.startswith("."):
                 continue
-            if _is_folder(entry):
+            if self._is_folder(entry):
                 yield from self._tree(path, accept, seen)
             elif accept(path):
                 yield from self._file(path, entry.is_symlink(), wanted=False)
@@ -180,6 +182,12 @@ class Walk:
             kind = "a directory" if stat.S_ISDIR(info.st_mode) else "a FIFO, socket or device"
             self._problem(path, f"is {kind} where a log file is expected: it is left out")
 
+    def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
+        try:
+            return entry.is_dir() and (not entry.is_symlink() or self._enters(entry))
+        except OSError:
+            return False  # a loop of links
+
     @staticmethod
     def _first_time(folder: str, at: int, seen: set[tuple[int, int, int]]) -> bool:
         try:
@@ -200,13 +208,6 @@ def mark(path: str) -> Mark:
     except OSError as problem:
         return None if isinstance(problem, (FileNotFoundError, NotADirectoryError)) else (problem.errno or 0, 0)
     return (info.st_ino, info.st_ctime_ns) if stat.S_ISDIR(info.st_mode) else (info.st_ino, info.st_dev)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False  # a loop of links
 
 
 def _set(inside: str) -> str:

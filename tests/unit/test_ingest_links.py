@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from denpexd.ingest.discover import Discovery
 from denpexd.ingest.links import LinkRefused, Links
 from denpexd.ingest.open_files import OpenFiles
 from denpexd.ingest.tail import Tail, new_buffer
@@ -84,6 +85,16 @@ class TestWhose:
         path = link(watched / "rank0.log", secret, JOB_USER)
         assert content(Links([str(watched)], [secret.parent]), path) == "private\n"
         assert content(Links([str(watched), str(secret.parent)]), path) == "private\n"
+
+    def test_nothing_is_looked_for_behind_the_link_of_a_stranger(self, watched: Path, secret: Path) -> None:
+        (watched / "rank0.log").write_text("step 1\n")
+        os.chown(secret.parent, VICTIM, VICTIM)
+        link(watched / "theirs", secret.parent, JOB_USER)
+        link(watched / "all", "/", JOB_USER)
+        for paths in ([str(watched)], [f"{watched}/**/*.log"], [f"{watched}/*/keys.log", str(watched)]):
+            assert [found.path.name for found in Discovery(paths, None).scan()] == ["rank0.log"]
+        allowed = Discovery([str(watched)], None, links=[secret.parent]).scan()
+        assert {found.path.name for found in allowed} == {"rank0.log", "keys.log"}
 
     def test_equal_owners_that_the_namespace_does_not_know_are_not_the_same_user(
         self, watched: Path, secret: Path
