@@ -174,6 +174,13 @@ class Speaker:
     # --- saying -----------------------------------------------------------------------------------------------------
 
     def _open(self, out: list[Output], slot: str, c: Candidate, others: list[tuple[str, str]]) -> None:
+        told = self._incidents.pop(c.rule.id, None) if slot == "stop" else None
+        if told is not None:  # told as something that training survives; now it has ended it
+            told.candidate, told.alternatives = c, others
+            self._incidents[slot] = told
+            if essence(c) != told.said:
+                self._update(out, told)
+            return
         known = self._adopted.pop(slot, None) or self._adopted.pop(c.rule.id, None)
         if known is not None:
             self._reopen(out, slot, c, others, known)
