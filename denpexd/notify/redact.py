@@ -7,9 +7,10 @@ is hidden in the text itself. Redacting a text twice gives the same text as reda
 
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 
 from denpexd.notify.secret_shapes import ANY, COMPILED, DOUBTFUL, is_harmless
 
@@ -107,7 +108,7 @@ def _found(plain: str) -> Iterator[Span]:
                 continue
             if kind in DOUBTFUL and is_harmless(plain[match.start() : start], secret, plain[end : end + 2]):
                 continue
-            if kind == "email" and (plain[:start].endswith("://") or secret.startswith("git@")):
+            if kind == "email" and (plain[max(0, start - 3) : start] == "://" or secret.startswith("git@")):
                 continue  # the user of an ssh or git URL, not a person
             opening = len(secret) - len(secret.lstrip("\"'"))
             yield start + opening, end - (secret[-1:] in "\"'" and opening > 0), kind
@@ -136,8 +137,13 @@ def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
 def _hide(text: str, spans: Sequence[Span]) -> tuple[str, int]:
     """The text with the spans replaced; of spans that meet the first kind is named."""
     # The end of a password before @ looks like the name of a person at that host.
-    found = [(start, end) for start, end, kind in spans if kind != "email"]
-    spans = [s for s in spans if s[2] != "email" or not any(a < s[1] and s[0] < b for a, b in found)]
+    found = sorted((start, end) for start, end, kind in spans if kind != "email")
+    starts, reach = [start for start, _ in found], list(accumulate((end for _, end in found), max))
+    spans = [
+        (start, end, kind)
+        for start, end, kind in spans
+        if kind != "email" or (at := bisect_left(starts, end)) == 0 or reach[at - 1] <= start
+    ]
     order = sorted(range(len(spans)), key=lambda n: spans[n][0])
     merged: list[tuple[int, int, int]] = []
     for n in order:
