@@ -1,5 +1,6 @@
 """Real jobs in which one rank makes one mistake, and what the person on call is told: who, where, why, what to do."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -41,6 +42,13 @@ class Told:
         return bool(self.alerts[0].at - self.last_line < LIMIT)
 
 
+def release(pipe: Path) -> None:
+    """Let a worker that reads it go on: blocked, it would not notice that its rank was killed, and stay for ever."""
+    if pipe.exists():
+        with contextlib.suppress(OSError):
+            os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+
+
 def standstill(mistake: str, rank: int, ranks: int) -> Callable[[Any], Told]:
     """The story of a job of which one rank makes this mistake."""
 
@@ -55,9 +63,12 @@ def standstill(mistake: str, rank: int, ranks: int) -> Callable[[Any], Told]:
         go.touch()
         if mistake == "none":
             os.kill(job.pids()[rank], signal.SIGSTOP)
-        sink.wait(LIMIT + 15.0)
-        time.sleep(6.0)  # the standstill lasts: nothing new
-        return Told(job.last_line_at(), sink.alerts)
+        try:
+            sink.wait(LIMIT + 15.0)
+            time.sleep(6.0)  # the standstill lasts: nothing new
+            return Told(job.last_line_at(), sink.alerts)
+        finally:
+            release(place.folder / "sample.pipe")
 
     return story
 
