@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from denpexd.archive import unpack
+from denpexd.catalog.document import parse
 from denpexd.catalog.examples import RAS_FACTS, DumpAt, FactAt, LineAt, StackAt, TimelineEvent
 from denpexd.core.cadence import BUDGETS, Limits
 from denpexd.core.events import Event, Exit, Fact, Frames
@@ -172,15 +171,17 @@ def _number(value: object) -> Any:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
+    """The file as strictly as a rule: bundles come from strangers."""
     try:
-        content = yaml.safe_load(path.read_text())
+        raw = path.read_bytes()
     except FileNotFoundError:
         return {}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as wrong:
-        raise CaseError(f"{path}: cannot be read: {wrong}") from None
-    if not isinstance(content, dict):
-        raise CaseError(f"{path}: must be a mapping with world_size and observe_until")
-    return content
+    except OSError as wrong:
+        raise CaseError(f"{path}: cannot be read: {wrong.strerror}") from None
+    document, errors = parse(raw, str(path))
+    if document is None or errors:
+        raise CaseError(f"{errors[0]}; a case is a mapping with world_size and observe_until")
+    return document.data
 
 
 def _timeline(path: Path) -> Iterable[Printed]:
