@@ -16,6 +16,7 @@ from pathlib import Path
 from denpexd.clock import Clock
 from denpexd.errors import SourceError
 from denpexd.ingest.discover import Discovery, Found
+from denpexd.ingest.finished import is_binary
 from denpexd.ingest.open_files import OpenFiles
 from denpexd.ingest.positions import Position
 from denpexd.ingest.remote import Mounts, RemoteReader
@@ -26,6 +27,7 @@ from denpexd.notify.redact import redact_name
 log = logging.getLogger(__name__)
 
 LEFT = "\n(rotated)"  # key of the file that had this path before the last rotation: not to be read again
+_SAMPLE = 4096  # first bytes that tell whether a file is text
 RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
 
 
@@ -63,6 +65,11 @@ class Reader:
     def lag(self) -> int:
         """Bytes that are known to be there and not yet read, of the file furthest behind."""
         return max((tail.lag for tail in self._tails.values()), default=0)
+
+    @property
+    def lost(self) -> int:
+        """Bytes that were there and gone, by truncation or deletion, before they were read."""
+        return sum(tail.lost for tail in self._tails.values())
 
     @property
     def states(self) -> dict[str, int]:
@@ -108,6 +115,11 @@ class Reader:
                 read = await self._remote.read_remote(tail, mount)
             if read.event:
                 self._note(tail, read)
+            if read.data and read.offset == 0 and is_binary(read.data[:_SAMPLE]):
+                self.errors["no text"] += 1
+                log.warning(
+                    "%s: does not look like text (binary, or UTF-16): write logs as UTF-8, or leave it out", path
+                )
             if read.data or read.event:
                 self._moved[path] = tail.position
             if read.data or read.anew:

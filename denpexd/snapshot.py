@@ -61,6 +61,7 @@ class DaemonView:
             file_lag_bytes=daemon.reader.lag,
             files=states,
             read_errors=dict(daemon.reader.errors),
+            bytes_lost=daemon.reader.lost,
             truncations=daemon.reader.events["truncated"],
             rotations=daemon.reader.events["rotated"] + daemon.reader.events["replaced"],
             watch_overflows=daemon.reader.overflows,

@@ -81,13 +81,18 @@ class Finished:
             raise SourceError(f"{path}: cannot be read: {why}") from error
 
 
+def is_binary(sample: bytes) -> bool:
+    """Whether bytes of a file are no text that we read: binary content, or UTF-16."""
+    return len(sample) - len(sample.translate(None, _CONTROL)) > _MOST_CONTROL * len(sample)
+
+
 def _is_mostly_binary(file: BinaryIO, size: int) -> bool:
     """Whether more than half of the samples, taken evenly from the file, are no text; holes count neither way."""
     binary = text = 0
     for offset in range(0, size, max(_SAMPLE, size // _SAMPLES)):
         file.seek(offset)
         sample = _HOLE.sub(b"", file.read(_SAMPLE))
-        if len(sample) - len(sample.translate(None, _CONTROL)) > _MOST_CONTROL * len(sample):
+        if is_binary(sample):
             binary += 1
         elif sample:
             text += 1

@@ -111,6 +111,8 @@ FAMILIES: tuple[Family, ...] = (
            _one(lambda s: s.rotations)),
     Family("denpexd_watch_overflows_total", "counter", "Lost file events; each was mended by a full sweep.", (),
            _one(lambda s: s.watch_overflows)),
+    Family("denpexd_bytes_lost_total", "counter", "Bytes that were there and gone before they were read.", (),
+           _one(lambda s: s.bytes_lost)),
     Family("denpexd_lines_repeated_total", "counter", "Lines that only said again what had just been said many times.",
            (), _one(lambda s: s.lines_repeated)),
     Family("denpexd_lines_truncated_total", "counter", "Lines longer than ingest.max_line.", (),

@@ -81,6 +81,7 @@ class Stats:
     file_lag_bytes: int = 0
     files: Mapping[str, int] = field(default_factory=dict)
     read_errors: Mapping[str, int] = field(default_factory=dict)
+    bytes_lost: int = 0
     truncations: int = 0
     rotations: int = 0
     watch_overflows: int = 0

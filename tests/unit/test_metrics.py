@@ -24,7 +24,7 @@ PROMISED = re.findall(
 denpexd_build_info denpexd_incidents_total denpexd_incident_open denpexd_fingerprint_hits_total denpexd_ranks
 denpexd_step denpexd_step_seconds denpexd_stall_seconds denpexd_suspected_hangs_total denpexd_lines_total
 denpexd_bytes_total denpexd_file_lag_bytes denpexd_files denpexd_read_errors_total denpexd_truncations_total
-denpexd_rotations_total denpexd_watch_overflows_total denpexd_lines_repeated_total
+denpexd_rotations_total denpexd_watch_overflows_total denpexd_lines_repeated_total denpexd_bytes_lost_total
 denpexd_lines_truncated_total denpexd_outbox_pending
 denpexd_outbox_oldest_seconds denpexd_notify_total denpexd_state_write_errors_total denpexd_loop_lag_seconds
 denpexd_redactions_total denpexd_evidence_seconds denpexd_evidence_pause_seconds denpexd_evidence_total
@@ -44,6 +44,7 @@ FULL = Stats(
     file_lag_bytes=17,
     files={"live": 8, "idle": 2},
     read_errors={"EACCES": 3},
+    bytes_lost=8,
     truncations=1,
     rotations=2,
     watch_overflows=4,
@@ -172,6 +173,7 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_file_lag_bytes": 17,
         "denpexd_files{state=live}": 8,
         "denpexd_read_errors_total{errno=EACCES}": 3,
+        "denpexd_bytes_lost_total": 8,
         "denpexd_truncations_total": 1,
         "denpexd_rotations_total": 2,
         "denpexd_watch_overflows_total": 4,

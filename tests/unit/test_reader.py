@@ -173,3 +173,29 @@ async def test_a_file_rotated_before_a_restart_is_not_read_again_under_its_new_n
     await second.look_around()
     assert (folder / "rank0.old.log") in second.found
     assert await news(second) == []
+
+
+@pytest.mark.parametrize("content", [bytes(range(256)) * 16, "step 1\n".encode("utf-16") * 50])
+async def test_what_is_no_text_is_said_once(
+    readers: Readers, folder: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "rank2.log").write_bytes(content)
+    reader = readers.new()
+    await reader.look_around()
+    _ = [read async for read in reader.round(None)]
+    grow(folder / "rank2.log", "more\n")
+    _ = [read async for read in reader.round(None)]
+    assert caplog.text.count("does not look like text") == 1
+    assert reader.errors["no text"] == 1
+
+
+async def test_bytes_that_were_gone_before_they_were_read_are_counted(readers: Readers, folder: Path) -> None:
+    with (folder / "rank0.log").open("a") as file:
+        file.write("x" * 999 + "\n")
+        file.write("y\n" * 400_000)
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    os.truncate(folder / "rank0.log", 0)
+    await news(reader)
+    assert reader.lost > 400_000
