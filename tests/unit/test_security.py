@@ -4,11 +4,14 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 import pytest
+import yaml
+from click.testing import CliRunner
 from pydantic import SecretStr
 
 from denpexd.catalog.patterns import compile_pattern
@@ -122,3 +125,14 @@ def test_no_option_takes_what_every_user_could_read_on_the_command_line() -> Non
     options = {name for command in commands(main) for option in command.params for name in option.opts}
     assert "--config" in options
     assert not {name for name in options if re.search("url|token|password|secret|header", name)}
+
+
+def test_an_error_message_quotes_names_and_lines_as_text_without_secrets(tmp_path: Path) -> None:
+    name = "\x1b]0;owned\x07\u202e-token=Zq8vWn3kLp5rTx2y.log"
+    (tmp_path / "denpexd.yaml").write_text(yaml.safe_dump({"paths": ["x"], name: 1}), "utf-8")
+    for arguments in (["diagnose", str(tmp_path / name)], ["config", "check", "-c", str(tmp_path / "denpexd.yaml")]):
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 2
+        assert "[REDACTED:assignment]" in result.output
+        assert not set(result.output) & set("\x1b\x07\u202e")
+        assert "Zq8vWn3kLp5rTx2y" not in result.output
