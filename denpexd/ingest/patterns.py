@@ -19,6 +19,10 @@ _MAGIC = re.compile(r"[*?\[{]")
 
 
 Mark = tuple[int, int] | None
+STRANGE = (
+    "a link out of the watched folders, made by somebody else than root, our user and the owner of the folder, "
+    "is not followed: name the folder in ingest.links"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +188,14 @@ class Walk:
 
     def _is_folder(self, entry: "os.DirEntry[str]") -> bool:
         try:
-            return entry.is_dir() and (not entry.is_symlink() or self._enters(entry))
+            if not entry.is_dir():
+                return False
+            if entry.is_symlink() and not self._enters(entry):
+                self._problem(entry.path, STRANGE)
+                return False
         except OSError:
             return False  # a loop of links
+        return True
 
     @staticmethod
     def _first_time(folder: str, at: int, seen: set[tuple[int, int, int]]) -> bool:

@@ -93,6 +93,10 @@ class TestWhose:
         link(watched / "all", "/", JOB_USER)
         for paths in ([str(watched)], [f"{watched}/**/*.log"], [f"{watched}/*/keys.log", str(watched)]):
             assert [found.path.name for found in Discovery(paths, None).scan()] == ["rank0.log"]
+        strange = Discovery([str(watched)], None)
+        strange.scan()
+        assert sorted(error.partition(":")[0] for error in strange.errors) == [f"{watched}/all", f"{watched}/theirs"]
+        assert "name the folder in ingest.links" in strange.errors[0]
         allowed = Discovery([str(watched)], None, links=[secret.parent]).scan()
         assert {found.path.name for found in allowed} == {"rank0.log", "keys.log"}
 
