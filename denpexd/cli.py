@@ -6,6 +6,8 @@ Exit codes: 0 all well, 1 a failure was found (diagnose) or a check failed, 2 un
 import asyncio
 import os
 import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +219,25 @@ def notify_test(sink: str | None, config: Path | None) -> None:
     for name, wrong in results:
         say(f"{name}: {'FAILED: ' + wrong if wrong else 'sent'}")
     sys.exit(1 if any(wrong for _, wrong in results) else 0)
+
+
+@notify.command(name="dead")
+@CONFIG
+@click.option("--state-dir", type=EXISTING, help="Where the daemon keeps its state.")
+@form("text", "json")
+def notify_dead(config: Path | None, state_dir: Path | None, form: str) -> None:
+    """List the messages that were given up, oldest first, and why; also while the daemon runs."""
+    from denpexd.state import dead_letters
+
+    rows = dead_letters(_settings(config, _flags(job=None, port=None, state_dir=state_dir, active=None)).state_dir)
+    if form == "json":
+        say_json([{"at": r.created, "error": r.error, **asdict(r.delivery)} for r in rows])
+        return
+    for row in rows:
+        at, what = f"{datetime.fromtimestamp(row.created, UTC):%Y-%m-%d %H:%M:%S}Z", row.delivery
+        say(f"{at}  {what.sink}  {what.event}  {what.verdict.get('failure', '')}  {what.idempotency_key}  {row.error}")
+    if not rows:
+        say("no message was given up")
 
 
 @main.command()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from denpexd.clock import Clock
 from denpexd.errors import StateError
+from denpexd.notify.database import read_rows
 from denpexd.notify.outbox import Store
+from denpexd.notify.rows import DEAD, Row, delivery_row
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,18 @@ def of_command(folder: Path, clock: Clock) -> Store:
         store.close()
     store, _ = _first_free(folder, "exec", clock)
     return _without_the_past(store)
+
+
+def dead_letters(folder: Path) -> list[Row]:
+    """What was given up by the daemons that keep their state in this folder or below it, also while they run.
+
+    StateError if there is none, or if it cannot be read.
+    """
+    files = [*folder.glob(FILE), *folder.glob(f"*/{FILE}")]
+    if not files:
+        raise StateError(f"no daemon has kept its state in {folder}; give its state_dir (--state-dir, -c)")
+    found = [delivery_row(values) for file in files for values in read_rows(file, DEAD)]
+    return sorted(found, key=lambda row: row.created)
 
 
 def _without_the_past(store: Store) -> Store:

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 Statement = tuple[str, tuple[Any, ...]]
 
 BUSY_SECONDS = 5.0
+WAL_LIMIT = 64 << 20  # bytes that the write-ahead log keeps on disk once nobody reads old rows
 APPLICATION_ID = 0x64707864  # "dpxd": another program's database is refused, never written into
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "9p", "fuse", "ceph", "beegfs", "glusterfs", "afs")
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -104,7 +105,7 @@ class Database:
         mode = "DELETE" if on_network(self.path, _mounts()) else "WAL"
         connection.execute(f"PRAGMA journal_mode={mode}")
         connection.execute("PRAGMA synchronous=FULL")
-        connection.execute(f"PRAGMA journal_size_limit={64 * 1024 * 1024}")
+        connection.execute(f"PRAGMA journal_size_limit={WAL_LIMIT}")
 
     def _check_version(self, connection: sqlite3.Connection) -> None:
         found = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -175,6 +176,18 @@ class Database:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def read_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query on a file that a daemon may have open; nothing is locked, made or changed."""
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+        try:
+            return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StateError(f"state {path} cannot be read by user id {os.getuid()}: {error}") from error
 
 
 def _storable(values: Sequence[object]) -> list[object]:

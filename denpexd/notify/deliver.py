@@ -91,6 +91,11 @@ class Deliverer:
             task.cancel()
         await asyncio.gather(*running, timer, return_exceptions=True)
 
+    async def once(self, grace: float) -> None:
+        """Try what waits once, without `run`, for at most `grace` seconds."""
+        self._tasks = {asyncio.create_task(self._serve(sink), name=f"sink-{sink.name}") for sink in self._sinks}
+        await self.drain(grace)
+
     async def _drop_orphans(self) -> None:
         for row in self._store.due(float("inf"), limit=1_000_000):
             if row.delivery.sink not in self._wakers:

@@ -21,6 +21,7 @@ from denpexd.notify.database import Database, Statement
 from denpexd.notify.policy import Delivery, Sent, Verdict
 from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
+    DEAD,
     MAX_JOURNAL,
     MAX_TOLD,
     PRUNE,
@@ -235,6 +236,11 @@ class Store:
                 if sink in (None, row.delivery.sink):
                     heads.setdefault(row.slot, row)
             return [row for row in heads.values() if row.id not in self._leased]
+
+    def dead_letters(self) -> list[Row]:
+        """The messages that will not be sent, oldest first (disk)."""
+        with self._disk:
+            return [delivery_row(values) for values in self._database.rows(DEAD)]
 
     def lease(self, row: Row) -> None:
         """Keep a message from being handed out again until its fate is known; a crash frees it."""

@@ -26,6 +26,7 @@ CREATE INDEX deliveries_by_state ON deliveries (state, id);
 CREATE TABLE journal (id INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 _PUT_DELIVERY = "INSERT OR REPLACE INTO deliveries VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
+DEAD = "SELECT * FROM deliveries WHERE state = 'dead' ORDER BY id"
 PRUNE: tuple[Statement, ...] = (
     (
         "DELETE FROM incidents WHERE state = 'closed' AND key NOT IN"

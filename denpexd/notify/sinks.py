@@ -1,14 +1,19 @@
 """From settings to sinks, among them the console, and to what the policy knows of them; a test message for each."""
 
 import asyncio
+import math
+import random
 import sys
+import tempfile
+from pathlib import Path
 from typing import TextIO
 
 import httpx
 
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import DeliveryError, SettingsError
-from denpexd.notify.deliver import Sink
+from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, SinkFilter
 from denpexd.notify.post import new_client
 from denpexd.notify.render import report, summary_text
@@ -21,6 +26,7 @@ from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings
 from denpexd.settings import WebhookSink as WebhookOptions
 
+_TEST_SECONDS = 30.0
 _EMPTY = (
     "aliases",
     "unheard_ranks",
@@ -64,24 +70,28 @@ class ConsoleSink:
 
 
 async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str]]:
-    """(sink, "" or what went wrong) for each sink, or for the one named `only`; SettingsError if there is none such."""
+    """(sink, "" or what went wrong) for each sink, or for the one named `only`; SettingsError if there is none such.
+
+    The message goes the way of every alert: redacted, through an outbox (an own one) and the sender of its sink.
+    """
     clock = SystemClock()
-    done = []
     async with new_client() as client:
         sinks = make_sinks(settings, client, clock, sys.stdout, color=False, width=100)
         chosen = [s for s in sinks if only in (None, s.name)]
         if not chosen:
             raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
-        for sink in chosen:
-            verdict = sample(clock.wall())
-            key = str(verdict["key"])
-            delivery = Delivery(sink.name, key, 1, "opened", f"{key}:1", "first", verdict)
-            try:
-                await sink.send(Row(1, delivery, "pending", 0, clock.wall(), clock.wall()))
-                done.append((sink.name, ""))
-            except DeliveryError as error:
-                done.append((sink.name, error.reason))
-    return done
+        verdict = sample(clock.wall())
+        key = str(verdict["key"])
+        with (
+            tempfile.TemporaryDirectory(prefix="denpexd-test-") as folder,
+            Store(Path(folder) / "test.sqlite", clock) as store,
+        ):
+            store.commit(deliveries=[Delivery(s.name, key, 1, "opened", f"{key}:1", "first", verdict) for s in chosen])
+            deliverer = Deliverer(store, chosen, clock, random.Random())  # noqa: S311 - jitter, not a secret
+            await deliverer.once(_TEST_SECONDS)
+            left = [*store.due(math.inf, limit=len(chosen)), *store.dead_letters()]
+        wrong = {row.delivery.sink: row.error or f"no answer within {_TEST_SECONDS:g} s" for row in left}
+        return [(sink.name, wrong.get(sink.name, "")) for sink in chosen]
 
 
 def sample(now: float) -> dict[str, object]:

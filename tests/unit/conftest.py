@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from denpexd.notify.outbox import Store
-from denpexd.notify.rows import Row, delivery_row
-
 
 @dataclass
 class Received:
@@ -85,10 +82,3 @@ async def receiver() -> AsyncIterator[Receiver]:
     scripted.stop.set()
     server.close()
     await server.wait_closed()
-
-
-def dead_letters(store: Store) -> list[Row]:
-    """Messages that were given up, newest first, as they lie in the state."""
-    with store._disk:
-        rows = store._database.rows("SELECT * FROM deliveries WHERE state = 'dead' ORDER BY id DESC")
-    return [delivery_row(values) for values in rows]

@@ -2,9 +2,13 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -12,6 +16,9 @@ from click.testing import CliRunner, Result
 
 from denpexd import __version__
 from denpexd.cli import main
+from denpexd.notify.outbox import Store
+from denpexd.notify.policy import Delivery
+from denpexd.state import FILE
 
 CASES = Path(__file__).parents[1] / "cases"
 COMMANDS = ("run", "exec", "diagnose", "replay", "flight", "explain", "rules", "config", "demo")
@@ -176,6 +183,72 @@ def test_an_unknown_variable_is_a_mistake() -> None:
     result = call("config", "check", env={"DENPEXD_JOBB": "x"})
     assert result.exit_code == 2
     assert "DENPEXD_JOBB" in result.stderr
+
+
+# --- alerts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of apprise
+def test_the_test_message_takes_the_way_of_every_alert_and_tells_how_each_sink_took_it(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        dead = free.getsockname()[1]
+    got: list[tuple[dict[str, str], Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((dict(self.headers), json.loads(body)))
+            self.send_response(404 if self.path == "/gone" else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"127.0.0.1:{server.server_port}"
+    sinks = [
+        {"type": "webhook", "name": "hook", "url": f"http://{address}/"},
+        {"type": "webhook", "name": "gone", "url": f"http://{address}/gone"},
+        {"type": "webhook", "name": "down", "url": f"http://127.0.0.1:{dead}/"},
+        {"type": "alertmanager", "name": "am", "url": f"http://{address}"},
+        {"type": "apprise", "name": "chat", "url": f"json://{address}/"},
+        {"type": "console", "name": "screen"},
+    ]
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump({"sinks": sinks, "state_dir": str(tmp_path / "state")}))
+    try:
+        result = call("notify", "test", "-c", str(path))
+        alone = call("notify", "test", "hook", "-c", str(path))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    said = dict(line.split(": ", 1) for line in result.output.splitlines() if re.match(r"\w+: (sent|FAILED)", line))
+    assert {name for name, text in said.items() if text == "sent"} == {"hook", "am", "chat", "screen"}
+    assert said["gone"].startswith("FAILED: HTTP 404")
+    assert said["down"].startswith("FAILED: ConnectError")
+    assert result.exit_code == 1
+    assert (alone.output, alone.exit_code) == ("hook: sent\n", 0)
+    assert all("Test message of denpexd" in json.dumps(body) for _, body in got)
+    assert any(headers.get("Idempotency-Key", "").startswith("denpexd-test-") for headers, _ in got)
+    assert not (tmp_path / "state").exists()
+    assert call("notify", "test", "nobody", "-c", str(path)).exit_code == 2
+
+
+def test_messages_that_were_given_up_are_listed_with_their_reason(tmp_path: Path) -> None:
+    assert call("notify", "dead", "--state-dir", str(tmp_path)).exit_code == 2
+    told = Delivery("hook", "k", 1, "opened", "k:1", "first", {"key": "k", "failure": "silent-hang"})
+    with Store(tmp_path / FILE) as store:
+        assert call("notify", "dead", "--state-dir", str(tmp_path)).output == "no message was given up\n"
+        store.commit(deliveries=[told])
+        store.dead(store.due(1e12)[0], "HTTP 404 Not Found")
+        line = call("notify", "dead", "--state-dir", str(tmp_path)).output
+        (row,) = json.loads(call("notify", "dead", "--state-dir", str(tmp_path), "--format", "json").output)
+    assert "hook  opened  silent-hang  k:1  HTTP 404 Not Found" in line
+    assert (row["error"], row["verdict"]["failure"]) == ("HTTP 404 Not Found", "silent-hang")
 
 
 def test_run_without_anything_to_watch_says_what_is_missing() -> None:

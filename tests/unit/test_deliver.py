@@ -31,8 +31,6 @@ from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings import WebhookSink as WebhookOptions
 from denpexd.settings import load
 
-from .conftest import dead_letters
-
 
 def message(key: str = "k", revision: int = 1, sink: str = "hook", event: str = "opened") -> Delivery:
     verdict = {"key": key, "revision": revision, "event": event, "failure": "f", "state": "open"}
@@ -147,7 +145,7 @@ async def test_a_final_refusal_becomes_a_dead_letter_and_holds_nothing_up(
     async with running(store, clock, hook) as deliverer:
         await until(lambda: deliverer.counters["hook", "sent"] == 1)
     assert keys(receiver) == ["a:1", "b:1"]
-    assert f"HTTP {status}" in dead_letters(store)[0].error
+    assert f"HTTP {status}" in store.dead_letters()[0].error
     assert (deliverer.counters["hook", "dead"], deliverer.counters["hook", "sent"]) == (1, 1)
 
 
@@ -221,7 +219,7 @@ async def test_tries_are_bounded_where_the_sink_says_so(store: Store, clock: Man
     async with running(store, clock, sink):
         await let_pass(clock, lambda: store.pending() == 0)
     assert sink.tried == ["k"] * 3
-    assert dead_letters(store)[0].error == "down"
+    assert store.dead_letters()[0].error == "down"
 
 
 async def test_a_message_of_yesterday_is_given_up(store: Store, clock: ManualClock) -> None:
@@ -229,7 +227,7 @@ async def test_a_message_of_yesterday_is_given_up(store: Store, clock: ManualClo
     await later(clock, 25 * 3600)
     async with running(store, clock, Scripted(bad=["k"])):
         await until(lambda: store.pending() == 0)
-    assert len(dead_letters(store)) == 1
+    assert len(store.dead_letters()) == 1
 
 
 async def test_an_unexpected_error_in_a_sink_is_retried(
@@ -249,7 +247,7 @@ async def test_messages_of_a_sink_that_is_gone_are_set_aside(store: Store, clock
     store.commit(deliveries=[message(sink="former"), message()])
     async with running(store, clock, Scripted()):
         await until(lambda: store.pending() == 0)
-    assert [row.delivery.sink for row in dead_letters(store)] == ["former"]
+    assert [row.delivery.sink for row in store.dead_letters()] == ["former"]
 
 
 async def test_alertmanager_hears_of_open_incidents_again(

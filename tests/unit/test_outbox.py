@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,12 +18,11 @@ from hypothesis import strategies as st
 
 from denpexd.clock import ManualClock
 from denpexd.errors import StateError
-from denpexd.notify import outbox
+from denpexd.notify import database, outbox
 from denpexd.notify.database import on_network
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Sent
-
-from .conftest import dead_letters
+from denpexd.state import FILE, dead_letters
 
 NOW = 1_700_000_000.0
 
@@ -116,9 +116,21 @@ def test_dead_letters_stay_visible_with_their_reason(path: Path) -> None:
         store.commit(deliveries=[message()])
         store.dead(store.due(NOW)[0], "HTTP 404")
     with Store(path, ManualClock()) as store:
-        [row] = dead_letters(store)
+        [row] = store.dead_letters()
         assert (row.state, row.error, row.delivery.verdict["failure"]) == ("dead", "HTTP 404", "f")
         assert store.pending() == 0
+
+
+def test_the_commands_see_dead_letters_of_a_daemon_at_work(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="no daemon has kept its state"):
+        dead_letters(tmp_path)
+    for folder in (tmp_path, tmp_path / "run-1"):
+        folder.mkdir(exist_ok=True)
+        with Store(folder / FILE, ManualClock()) as store:
+            store.commit(deliveries=[message(key=folder.name)])
+            store.dead(store.due(NOW)[0], "HTTP 404")
+            assert folder.name in {row.delivery.key for row in dead_letters(tmp_path)}
+    assert [row.error for row in dead_letters(tmp_path)] == ["HTTP 404"] * 2
 
 
 def test_open_incidents_that_a_sink_knows_of(path: Path) -> None:
@@ -186,6 +198,64 @@ def test_damage_inside_is_found_at_start(path: Path) -> None:
         file.write(b"\xff" * min(20_000, size - 4096 * 4))
     with Store(path) as store:
         assert store.recovered
+
+
+def test_without_its_wal_the_state_is_whole_and_goes_back_to_an_earlier_moment(path: Path, tmp_path: Path) -> None:
+    wal = path.with_name(path.name + "-wal")
+    with Store(path, ManualClock()) as store:
+        store.commit(positions={"a": "1"})
+        store._database._require().execute("PRAGMA wal_checkpoint")
+        store.commit(positions={"a": "2"}, deliveries=[message()])
+        assert wal.stat().st_size > 0
+        left = tmp_path / "left" / path.name
+        left.parent.mkdir()
+        shutil.copy(path, left)  # as after kill -9, and somebody removed what looked like a temporary file
+    with Store(left, ManualClock()) as store:
+        assert store.recovered is None
+        assert (store.positions(), store.pending()) == ({"a": "1"}, 0)
+        store.commit(positions={"a": "3"})
+
+
+def test_a_reader_that_pins_the_wal_makes_it_grow_and_leaves_it_small(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "WAL_LIMIT", 100_000)
+    wal = path.with_name(path.name + "-wal")
+    with Store(path) as store:
+        store.commit(positions={"a": "1"})
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM positions").fetchall()
+        for n in range(60):
+            store.commit(positions={str(i): f"{n}" * 2000 for i in range(50)})
+        grown = wal.stat().st_size
+        reader.execute("COMMIT")
+        reader.close()
+        store.commit(positions={"b": "x" * 4_000_000})  # enough for a checkpoint
+        store.commit(positions={"c": "1"})
+        assert grown > 4_000_000
+        assert wal.stat().st_size <= 110_000
+
+
+def test_on_a_network_file_system_the_journal_needs_no_shared_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_mounts", lambda: f"nas:/x {path.parents[1]} nfs4 rw 0 0\n")
+    with Store(path, ManualClock()) as store:
+        store.commit(deliveries=[message()])
+        assert not path.with_name(path.name + "-wal").exists()
+    with Store(path, ManualClock()) as store:
+        assert store.pending() == 1
+
+
+def test_twenty_starts_in_a_row_leave_no_lock_and_send_nothing_again(path: Path) -> None:
+    with Store(path, ManualClock()) as store:
+        store.commit(incidents=[verdict()], deliveries=[message()])
+        store.done(store.due(NOW)[0])
+    for _ in range(20):
+        with Store(path, ManualClock()) as store:
+            store.commit(incidents=[verdict()], deliveries=[message()])
+            assert store.pending() == 0
 
 
 def test_a_newer_schema_and_a_foreign_database_are_refused(path: Path, tmp_path: Path) -> None:
@@ -274,7 +344,7 @@ def test_the_outbox_is_bounded_and_counts_what_it_drops(path: Path, monkeypatch:
         store.commit(deliveries=[message(key=f"k{i}") for i in range(8)])
         assert store.pending() == 5
         assert store.counters["outbox_dropped"] == 3
-        assert {row.delivery.key for row in dead_letters(store)} == {"k0", "k1", "k2"}
+        assert {row.delivery.key for row in store.dead_letters()} == {"k0", "k1", "k2"}
 
 
 def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,19 +126,48 @@ async def test_nothing_is_logged_that_holds_the_url(receiver: Any, caplog: pytes
     assert "hidden" not in caplog.text
 
 
-async def test_certificates_are_checked(client: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("good", ""), ("unknown issuer", "self-signed"), ("expired", "expired"), ("other name", "match")],
+)
+async def test_certificates_are_checked_and_the_fault_is_named(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    name = "elsewhere" if kind == "other name" else "localhost"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    made += ["-keyout", str(key), "-out", str(certificate), "-days", "1", "-subj", "/CN=localhost"]
+    made += ["-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={name}"]
+    made += ["-addext", f"subjectAltName=DNS:{name}", "-days", "1"]
     subprocess.run(made, check=True, capture_output=True)
+    if kind == "expired":
+        again = ["openssl", "x509", "-in", str(certificate), "-signkey", str(key), "-days", "-1"]
+        certificate.write_bytes(subprocess.run(again, check=True, capture_output=True).stdout)
+    if kind != "unknown issuer":
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0, ssl=context)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        error = await failure(client, url=f"https://localhost:{port}/")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server, new_client() as trusting:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}/"
+        if kind == "good":
+            await sink(trusting, url=url).send(row())
+            return
+        error = await failure(trusting, url=url)
     assert error.retryable
     assert "certificate" in error.reason.lower()
+    assert said in error.reason
+
+
+async def test_a_name_that_does_not_resolve_is_tried_again(client: Any) -> None:
+    error = await failure(client, url="http://no-such-host.invalid/hook")
+    assert error.retryable
+    assert error.reason.startswith("ConnectError")
 
 
 @pytest.mark.parametrize(
