@@ -2,6 +2,7 @@
 # make test     the tests
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
+# make soak     the daemon beside 64 growing logs for MINUTES (20): does anything grow?
 # make secrets  how many fake secrets are hidden, by kind and by what a program did to the text
 # make lock   the exact versions with hashes that image and CI install: deploy/requirements.lock
 # make sbom   what the package is made of, as CycloneDX: build/denpexd.cdx.json
@@ -19,8 +20,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 LOCKED := --generate-hashes --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 INCIDENT ?=
 TIMES ?= 40
+MINUTES ?=
 
-.PHONY: setup demo test score secrets explore lint docs lock sbom audit check clean
+.PHONY: setup demo test score secrets explore soak lint docs lock sbom audit check clean
 
 setup: $(VENV)/.tools
 
@@ -32,6 +34,9 @@ test: $(VENV)/.tools
 
 explore: $(VENV)/.tools
 	DENPEXD_EXPLORE=$(TIMES) DENPEXD_NEW_SEEDS=1 $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
+
+soak: $(VENV)/.package
+	$(BIN)/python bench/soak.py $(or $(MINUTES),20)
 
 score: $(VENV)/.tools
 	$(BIN)/python tests/scoreboard

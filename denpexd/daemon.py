@@ -117,6 +117,7 @@ class Daemon:
     async def _look_around(self) -> None:
         new = await self.reader.look_around()
         self.pipeline.settle(self.reader.found.values())
+        await self.handle(self.pipeline.forget(self.clock.now()))
         if new:
             self._attach_at = float("-inf")  # who writes them?
             await self._welcome({found.job for found in new})

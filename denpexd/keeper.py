@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FOLDER, ENDING = "incidents", ".tar.xz"
 AGAIN = 60.0  # seconds after the last change, when late ranks and stacks are in
+_MOST_WAITING = 64  # bundles; each holds on to what its job showed
 _PRESET = 1  # of xz: a third larger than usual, ten times as fast
 _LAST = 10.0  # seconds for what is not written yet when the daemon ends
 
@@ -61,12 +62,17 @@ class Keeper:
         self._work: asyncio.Task[None] | None = None
         self._remote = RemoteReader(clock)
         self._said = False
-        self.failed = 0
+        self.failed = self.skipped = 0
 
     @property
     def counts(self) -> dict[str, int]:
         """Bundles by what became of them."""
-        return {**dict.fromkeys(("written", "aged", "evicted"), 0), **self.shelf.counts, "failed": self.failed}
+        return {
+            **dict.fromkeys(("written", "aged", "evicted"), 0),
+            **self.shelf.counts,
+            "failed": self.failed,
+            "skipped": self.skipped,
+        }
 
     def note(self, changes: Sequence[Opened | Updated | Closed]) -> None:
         """Incidents that opened or changed; what was seen until now is taken, and written soon."""
@@ -91,6 +97,10 @@ class Keeper:
         cut = job.tape.cut()
         if cut.since > float(str(verdict["opened_t"])):
             return  # what it followed from is no longer known; the bundle that was made at the time stays
+        self._waiting.pop(str(verdict["key"]), None)
+        while len(self._waiting) >= _MOST_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+            self.skipped += 1
         self._waiting[str(verdict["key"])] = Material(verdict, cut, more=self._more(job.name))
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._write_all(), name="keep")

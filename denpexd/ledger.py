@@ -10,6 +10,7 @@ from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Sent, SinkFilter, plan
 from denpexd.notify.redact import redact_verdict
+from denpexd.notify.rows import MAX_JOURNAL
 from denpexd.pipeline import Change
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Ledger:
 
     def __init__(
         self,
-        positions: Callable[[], Mapping[str, str]],
+        positions: Callable[[], Mapping[str, str | None]],
         store: Store,
         deliverer: Deliverer,
         sinks: Sequence[SinkFilter],
@@ -45,12 +46,16 @@ class Ledger:
         self._writing = asyncio.Lock()
         self._pending = _Batch()
         self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the store
+        self.forgotten = 0  # lines of the journal that waited for the disk in vain
         self.incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
 
     def add(self, changes: Sequence[Change], journal: Sequence[str]) -> None:
         """Note it for the next transaction."""
         pending = self._pending
         pending.journal += journal
+        if (excess := len(pending.journal) - MAX_JOURNAL) > 0:
+            del pending.journal[:excess]
+            self.forgotten += excess
         pending.incidents += [change.verdict for change in changes]
         pending.deliveries += self._plan(changes)
         for change in changes:

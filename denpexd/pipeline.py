@@ -37,6 +37,14 @@ from denpexd.tape import Tape, depth_of
 
 log = logging.getLogger(__name__)
 
+QUIET = 86400.0  # seconds after which a job that says nothing, and of which nothing is open, is forgotten
+GONE_QUIET = 3600.0  # and one that has no file any more, whatever is open
+MOST_JOBS = 2_000
+MOST_COUNTED = 5_000  # label sets of settled incidents; older ones are counted under OTHER
+OTHER = "_other"
+_TAPES = 8  # recordings share as much memory as this many may have alone
+_MOST_STARTS = 256  # earlier starts of one job
+
 Change = Opened | Updated | Closed
 Verdict = Mapping[str, object]
 Generation = tuple[str, int]
@@ -76,7 +84,8 @@ class Job:
     tape: Tape | None = None
     beside: dict[str, int] = field(default_factory=dict)  # bytes so far of sources that are no files of the job
     generation: Generation | None = None
-    past: set[Generation] = field(default_factory=set)
+    past: dict[Generation, None] = field(default_factory=dict)
+    heard: float = 0.0  # when it said something last
 
 
 class Pipeline:
@@ -98,14 +107,17 @@ class Pipeline:
         self.catalog, self.scanner = catalog, scanner
         self.jobs: dict[str, Job] = {}
         self.lines = self.bytes = 0
+        self.forgotten: Counter[str] = Counter()  # jobs, labels
+        self._past: Counter[str] = Counter()  # what forgotten jobs and files had counted
         self.settled: Counter[tuple[str, str, str, str]] = Counter()
         self._named: set[str] = set()  # jobs that files are there of
         self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
+        self._now = start_t
 
     def job(self, name: str) -> Job:
         if name not in self.jobs:
             core = Correlator(self.catalog, name, start_t=self._start_t, limits=self._limits)
-            self.jobs[name] = Job(name, core, tape=self._tape(name))
+            self.jobs[name] = Job(name, core, tape=self._tape(name), heard=self._now)
         return self.jobs[name]
 
     def _tape(self, job: str) -> Tape | None:
@@ -124,6 +136,7 @@ class Pipeline:
 
     def restore(self, journal: Iterable[str], open_verdicts: Sequence[Verdict], now: float) -> None:
         """Take in the journal of the daemon before this one; a damaged line is left out and said."""
+        self._now = now
         events: dict[str, list[Event]] = {str(v["job"]): [] for v in open_verdicts}
         damaged = 0
         for line in journal:
@@ -148,19 +161,87 @@ class Pipeline:
             for path in [path for path in job.streams if jobs.get(path, job.name) != job.name]:
                 self.job(jobs[path]).streams.setdefault(path, job.streams.pop(path))
         for name in self._named - names:  # it was another job's all the time
-            if name in self.jobs and not self.jobs[name].core.verdicts():
-                del self.jobs[name]
+            if name in self.jobs and not self.jobs[name].core.is_open:
+                self._forget(name)
         self._named = names
+        for each in self.jobs.values():  # of files that are forgotten
+            for path in [path for path in each.streams if path not in jobs and not _is_beside(path)]:
+                self._drop(each.streams.pop(path))
+
+    def forget(self, t: float) -> Outcome:
+        """Let go of jobs that are quiet for a day, or for an hour without any file, or of the quietest of too many.
+
+        What is open keeps a job as long as there are files of it: nobody may have looked at it yet.
+        """
+        outcome = Outcome()
+        by_silence = sorted(self.jobs.values(), key=lambda job: (job.core.is_open, job.heard))
+        for number, job in enumerate(by_silence):
+            gone = bool(self._named) and job.name not in self._named
+            due = t - job.heard >= (GONE_QUIET if gone else QUIET) and (gone or not job.core.is_open)
+            if not due and number >= len(by_silence) - MOST_JOBS:
+                continue
+            for verdict in job.core.verdicts():
+                outputs = job.core.close(str(verdict["key"]))
+                outcome.add(job.name, [], outputs)
+                self._count(outputs)
+            self._forget(job.name)
+        while len(self.settled) > MOST_COUNTED:
+            old = next((key for key in self.settled if key[0] not in self.jobs), next(iter(self.settled)))
+            self.settled[(OTHER, *old[1:])] += self.settled.pop(old)
+            self.forgotten["label"] += 1
+        room = self._record[0] * _TAPES // max(_TAPES, len(self.jobs))
+        for job in self.jobs.values():
+            if job.tape is not None:
+                job.tape.room = room
+        return outcome
+
+    def _forget(self, name: str) -> None:
+        job = self.jobs.pop(name)
+        self._past["suspected"] += job.core.suspected
+        for stream in job.streams.values():
+            self._drop(stream)
+        self._past["unmet"] += job.core.job.unmet
+        self.forgotten["job"] += 1
+
+    def _drop(self, stream: Stream) -> None:
+        self._past["repeated"] += stream.repeated_lines
+        self._past["truncated"] += stream.truncated_lines
+
+    @property
+    def suspected(self) -> int:
+        """Times any job fell silent beyond its rhythm."""
+        return self._past["suspected"] + sum(job.core.suspected for job in self.jobs.values())
+
+    @property
+    def unmet(self) -> int:
+        """Times that a rank was spoken of which is not remembered, as there were too many."""
+        return self._past["unmet"] + sum(job.core.job.unmet for job in self.jobs.values())
+
+    @property
+    def repeated(self) -> int:
+        """Lines that only said again what had just been said many times."""
+        return self._past["repeated"] + sum(
+            s.repeated_lines for job in self.jobs.values() for s in job.streams.values()
+        )
+
+    @property
+    def truncated(self) -> int:
+        """Lines of which the middle was left out."""
+        return self._past["truncated"] + sum(
+            s.truncated_lines for job in self.jobs.values() for s in job.streams.values()
+        )
 
     def _is_judged(self, job: Job) -> bool:
         """A job of the journal that no file belongs to says nothing by its silence."""
-        return not self._named or job.name in self._named or bool(job.core.verdicts())
+        return not self._named or job.name in self._named or job.core.is_open
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def feed(self, found: Found, read: TailRead, t: float) -> Outcome:
         """New bytes of one file."""
+        self._now = t
         job = self.job(found.job)
+        job.heard = t
         events = self._generation(job, found, t)
         if (found.run or found.attempt is not None) and (found.run, found.attempt or 0) != job.generation:
             return Outcome()  # an earlier start of the job: over
@@ -200,7 +281,9 @@ class Pipeline:
         if job.generation is None:
             job.generation = here
         elif here != job.generation and here not in job.past:
-            job.past.add(job.generation)
+            job.past[job.generation] = None
+            while len(job.past) > _MOST_STARTS:
+                del job.past[next(iter(job.past))]
             job.generation = here
             return [Attempt(t, found.attempt or 0)]
         return []
@@ -218,7 +301,9 @@ class Pipeline:
 
     def evidence(self, name: str, events: Sequence[Event]) -> Outcome:
         """Answers of witnesses about one job."""
-        return self.take(self.job(name), events)
+        job = self.job(name)
+        job.heard = self._now
+        return self.take(job, events)
 
     def recent(self, name: str, t: float, *, recent: bool) -> Outcome:
         """Whether what stood in the job's files at the start was written lately."""
@@ -237,6 +322,7 @@ class Pipeline:
 
     def tick(self, t: float) -> Outcome:
         """The clock moved by a second."""
+        self._now = t
         outcome = Outcome()
         for job in filter(self._is_judged, self.jobs.values()):
             idle = [event for stream in job.streams.values() for event in stream.idle(t)]
@@ -266,6 +352,10 @@ class Pipeline:
     def open_labels(self) -> Counter[tuple[str, str, str, str]]:
         """Open incidents by (job, failure, category, severity)."""
         return Counter(labels(v) for job in self.jobs.values() for v in job.core.verdicts())
+
+
+def _is_beside(path: Path) -> bool:
+    return str(path).startswith("beside:")
 
 
 def labels(verdict: Verdict) -> tuple[str, str, str, str]:

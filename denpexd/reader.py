@@ -6,10 +6,11 @@ handed out beside the bytes; whoever takes both stores them together.
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 LEFT = "\n(rotated)"  # key of the file that had this path before the last rotation: not to be read again
 _SAMPLE = 4096  # first bytes that tell whether a file is text
 RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
+GONE = 600.0  # seconds after which a file that is not found any more is forgotten
+LEFT_FOR = 7 * 86400.0  # seconds for which the position of a file that is not there is kept
+_MOST_GONE, _MOST_LEFT = 10_000, 16_384
 
 
 class Reader:
@@ -56,6 +60,11 @@ class Reader:
         self._mount_of: dict[Path, str | None] = {}
         self._first = True
         self._moved: dict[Path, Position | None] = {}  # read since their positions were handed out
+        self._gone: dict[Path, float] = {}  # files that are not found any more, and since when
+        self._dropped: list[str] = []  # rows of the state that are to be deleted
+        self._left = dict.fromkeys(saved, clock.now())  # rows of files that are not there, and since when
+        self.forgotten: Counter[str] = Counter()  # files, positions
+        self._lost = 0  # bytes of files that are forgotten
         self.found: dict[Path, Found] = {}
         self.ranks: dict[Path, int] = {}  # what the processes that hold the files say
         self.events: Counter[str] = Counter()  # rotated, truncated, replaced, vanished, unreadable
@@ -69,13 +78,19 @@ class Reader:
     @property
     def lost(self) -> int:
         """Bytes that were there and gone, by truncation or deletion, before they were read."""
-        return sum(tail.lost for tail in self._tails.values())
+        return self._lost + sum(tail.lost for tail in self._tails.values())
 
     @property
     def states(self) -> dict[str, int]:
         """Files by state."""
         broken = sum(tail.error is not None for tail in self._tails.values())
         return {"reading": len(self._tails) - broken, "unreadable": broken}
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Entries of the tables: files with a tail, open descriptors, positions of files that are not there."""
+        opened = self._files.opened + self._remote_files.opened
+        return {"file": len(self._tails), "descriptor": opened, "position": len(self._left)}
 
     @property
     def overflows(self) -> int:
@@ -97,10 +112,48 @@ class Reader:
             files = self._files if mount is None else self._remote_files
             saved = self._saved.pop(str(one.path), None)
             self._tails[one.path] = Tail(one.path, saved, files=files, history=self._first)
+            self._left.pop(str(one.path), None)
         self._first = False
+        await self._forget({one.path for one in found})
         local = {folder for folder in self._discovery.directories if self._mounts.remote(folder) is None}
         await asyncio.to_thread(self._waker.watch, local)
         return new
+
+    async def _forget(self, here: Set[Path]) -> None:
+        """Let go of files that have not been found for long, or of too many, and in time of their positions."""
+        now = self._clock.now()
+        for path in [path for path in self._gone if path in here]:
+            del self._gone[path]
+        if len(self._gone) + len(here) < len(self._tails):
+            for path in self._tails:
+                if path not in here:
+                    self._gone.setdefault(path, now)
+        too_many = len(self._gone) - _MOST_GONE
+        due = [path for n, (path, since) in enumerate(self._gone.items()) if n < too_many or now - since >= GONE]
+        for path in due:
+            tail = self._tails[path]
+            if tail.busy or (tail.lag > 0 and tail.error is None):
+                continue
+            if (mount := self._mount_of[path]) is None:
+                tail.close()
+            else:
+                with contextlib.suppress(SourceError, OSError):
+                    await self._remote.call(mount, tail.close)
+            self._lost += tail.lost
+            for table in (self._tails, self._mount_of, self._moved, self._gone, self.found, self.ranks):
+                table.pop(path, None)
+            self._dropped.append(str(path))
+            self.forgotten["file"] += 1
+        old = [
+            key
+            for n, (key, t) in enumerate(self._left.items())
+            if n < len(self._left) - _MOST_LEFT or now - t >= LEFT_FOR
+        ]
+        for key in old:
+            del self._left[key]
+            self._saved.pop(key, None)
+            self._dropped.append(key)
+            self.forgotten["position"] += 1
 
     async def round(self, touched: Iterable[str] | None) -> AsyncIterator[tuple[Found, TailRead]]:
         """One chunk of every file that may have news."""
@@ -108,13 +161,17 @@ class Reader:
         for number, path in enumerate(chosen):
             if number % 256 == 255:
                 await self._clock.sleep(0)
-            tail, mount = self._tails[path], self._mount_of[path]
+            tail, mount = self._tails.get(path), self._mount_of.get(path)
+            if tail is None:
+                continue  # forgotten a moment ago
             if mount is None:
                 read = tail.read(self._buffer, self._clock.now())
             else:
                 read = await self._remote.read_remote(tail, mount)
             if read.event:
                 self._note(tail, read)
+            if path not in self._tails:
+                continue
             if read.data and read.offset == 0 and is_binary(read.data[:_SAMPLE]):
                 self.errors["no text"] += 1
                 log.warning(
@@ -142,12 +199,18 @@ class Reader:
         level = logging.WARNING if read.event == "unreadable" else logging.INFO
         log.log(level, "%s: %s%s", tail.path, read.event, f": {tail.error}" if tail.error else "")
 
-    def positions(self) -> dict[str, str]:
-        """Where the files were read to that were read since the last call, as rows for the state."""
+    def positions(self) -> dict[str, str | None]:
+        """Where the files were read to that were read since the last call, as rows for the state; None: forgotten."""
         moved, self._moved = self._moved, {}
-        rows = {str(path): _row(position) for path, position in moved.items() if position is not None}
-        left = [*self._files.take_left(), *self._remote_files.take_left()]
-        return rows | {f"{position.path}{LEFT}": _row(position) for position in left}
+        dropped, self._dropped = self._dropped, []
+        rows: dict[str, str | None] = dict.fromkeys(dropped)
+        rows |= {str(path): _row(position) for path, position in moved.items() if position is not None}
+        for position in (*self._files.take_left(), *self._remote_files.take_left()):
+            key = f"{position.path}{LEFT}"
+            rows[key] = _row(position)
+            self._left.pop(key, None)
+            self._left[key] = self._clock.now()
+        return rows
 
     async def recent(self, jobs: Iterable[str]) -> dict[str, bool]:
         """For each job whether any of its files was written lately."""

@@ -65,8 +65,8 @@ class DaemonView:
             truncations=daemon.reader.events["truncated"],
             rotations=daemon.reader.events["rotated"] + daemon.reader.events["replaced"],
             watch_overflows=daemon.reader.overflows,
-            lines_repeated=sum(s.repeated_lines for job in jobs for s in job.streams.values()),
-            lines_truncated=sum(s.truncated_lines for job in jobs for s in job.streams.values()),
+            lines_repeated=daemon.pipeline.repeated,
+            lines_truncated=daemon.pipeline.truncated,
             outbox_pending=daemon.store.pending(),
             outbox_oldest_seconds=daemon.store.oldest_age(now),
             notifications=dict(daemon.deliverer.counters),
@@ -76,13 +76,15 @@ class DaemonView:
             evidence_seconds=dict(daemon.collector.seconds),
             evidence_pause_seconds=daemon.collector.pause,
             evidence_outcomes=dict(daemon.collector.counts),
-            suspected_hangs=sum(job.core.suspected for job in jobs),
+            suspected_hangs=daemon.pipeline.suspected,
             incidents=dict(daemon.pipeline.settled + open_now),
             incidents_open=dict(open_now),
             fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
             bundles={} if daemon.keeper is None else daemon.keeper.counts,
             bundle_bytes=0 if daemon.keeper is None else daemon.keeper.shelf.bytes,
             tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
+            kept=self._kept(),
+            forgotten=self._forgotten(),
             # every file there was is unreadable
             blind=states["reading"] == 0 and states["unreadable"] > 0,
             config_reload_ok=daemon.rules.ok,
@@ -91,6 +93,32 @@ class DaemonView:
             rules={state.pack.name: state.rules for state in packs},
             rule_errors={state.pack.name: len(state.errors) for state in packs},
         )
+
+    def _kept(self) -> dict[str, int]:
+        daemon = self._daemon
+        jobs = daemon.pipeline.jobs.values()
+        return {
+            "job": len(jobs),
+            "rank": sum(len(job.core.job.ranks) for job in jobs),
+            "stream": sum(len(job.streams) for job in jobs),
+            "label": len(daemon.pipeline.settled),
+            "incident": len(daemon.ledger.incidents),
+            **daemon.reader.kept,
+            **daemon.store.kept,
+        }
+
+    def _forgotten(self) -> dict[str, int]:
+        daemon = self._daemon
+        counted = daemon.store.counters
+        return {
+            **dict.fromkeys(("file", "position", "job", "label"), 0),
+            **daemon.reader.forgotten,
+            **daemon.pipeline.forgotten,
+            "rank": daemon.pipeline.unmet,
+            "journal": daemon.ledger.forgotten,
+            "message": counted["outbox_dropped"],
+            "unsaved": counted["unsaved_dropped"],
+        }
 
 
 def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:

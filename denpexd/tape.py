@@ -102,11 +102,11 @@ def _key(event: Event) -> tuple[object, ...]:
 
 
 class Tape:
-    """The recording of one job. `room`: bytes (a fair guess of them); `age`: seconds."""
+    """The recording of one job. `room`: bytes (a fair guess of them), from the next batch on; `age`: seconds."""
 
     def __init__(self, job: str, start: float, limits: Limits, depth: Depth, *, room: int, age: float) -> None:
         self._job, self._start, self._limits, self._depth = job, start, limits, depth
-        self._room, self._age = room, age
+        self.room, self._age = room, age
         self._batches: deque[tuple[Sequence[Event], int]] = deque()
         self._before = Before()
         self._finished: float | None = None
@@ -118,7 +118,7 @@ class Tape:
         self._batches.append((events, size))
         self.bytes += size
         oldest = events[-1].t - self._age
-        while len(self._batches) > 1 and (self.bytes > self._room or self._batches[0][0][-1].t < oldest):
+        while len(self._batches) > 1 and (self.bytes > self.room or self._batches[0][0][-1].t < oldest):
             gone, size = self._batches.popleft()
             self.bytes -= size
             self._before.take(gone, self._depth)

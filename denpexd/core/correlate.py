@@ -111,6 +111,11 @@ class Correlator:
         """Times the job fell silent beyond its rhythm."""
         return self._asking.suspected
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an incident is open."""
+        return self._speaker.is_open
+
     def use(self, catalog: Catalog) -> None:
         """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
         self.catalog = catalog

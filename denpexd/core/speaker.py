@@ -60,6 +60,11 @@ class Speaker:
         self._adopted: dict[str, Mapping[str, object]] = {}
         self._ended: Incident | None = None  # the last stop that is over
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an incident is open."""
+        return bool(self._incidents)
+
     def use(self, rules: Mapping[str, Rule]) -> None:
         """Speak of these rules from now on; incidents that are open stay so."""
         self._rules = rules

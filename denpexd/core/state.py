@@ -28,6 +28,7 @@ MAX_SIGNALS = 512
 MAX_GROUPS = 256  # process groups a rank may name
 MAX_TOLD = 64  # of one event
 MAX_ROUNDS = 64
+MAX_MET = 20_000  # ranks; what further ones say is not remembered
 
 
 @dataclass(slots=True)
@@ -170,10 +171,15 @@ class JobState:
     flight_known: tuple[object, Analysis, Mapping[int, Mapping[str, Collective]]] | None = None
     rounds: list[Round] = field(default_factory=list)
     launch: Launch = field(default_factory=Launch)
+    unmet: int = 0  # times that a rank beyond MAX_MET was spoken of
 
     def rank(self, number: int) -> RankState:
+        """The state of a rank, remembered from now on, unless too many ranks were met already."""
         state = self.ranks.get(number)
         if state is None:
+            if len(self.ranks) > MAX_MET and number >= 0:
+                self.unmet += 1
+                return RankState(number)
             state = self.ranks[number] = RankState(number)
         return state
 

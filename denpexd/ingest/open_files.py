@@ -49,6 +49,11 @@ class OpenFiles:
         self._fresh: list[Position] = []
         self._listings: OrderedDict[str, tuple[int, dict[int, str]]] = OrderedDict()
 
+    @property
+    def opened(self) -> int:
+        """Descriptors that are open."""
+        return len(self._open)
+
     def enter(self, owner: Owner) -> None:
         """The owner is about to use its descriptor: it cannot be evicted until `leave`."""
         with self.lock:

@@ -22,6 +22,8 @@ from denpexd.notify.policy import Delivery, Sent, Verdict
 from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
     DEAD,
+    MAX_CLOSED,
+    MAX_FINISHED,
     MAX_JOURNAL,
     MAX_TOLD,
     PRUNE,
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING = 10_000
 PRUNE_EVERY = 256  # commits
+# Rows that wait in memory while the disk refuses them, by kind; the oldest go first.
+MAX_UNSAVED = {"journal": MAX_JOURNAL, "delivery": 2 * MAX_FINISHED, "incident": 2 * MAX_CLOSED, "position": 50_000}
 # No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
 LONGEST_WAIT = 900.0
 
@@ -47,7 +51,7 @@ class Store:
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.recovered: str | None = None
-        self.counters = {"state_write_errors": 0, "redactions": 0, "outbox_dropped": 0}
+        self.counters = {"state_write_errors": 0, "redactions": 0, "outbox_dropped": 0, "unsaved_dropped": 0}
         self._database = Database(path, SCHEMA, SCHEMA_VERSION)
         self._clock: Clock = clock or SystemClock()
         self._memory, self._disk = threading.Lock(), threading.Lock()
@@ -174,9 +178,11 @@ class Store:
             log.error("%s; going on in memory: alerts are sent, but would not survive a restart", error)
         self._failing = True
         with self._memory:
-            lines = [name for name in self._unsaved if name[0] == "journal"]
-            for name in lines[:-MAX_JOURNAL]:
-                del self._unsaved[name]
+            for kind, most in MAX_UNSAVED.items():
+                rows = [name for name in self._unsaved if name[0] == kind]
+                for name in rows[:-most]:
+                    del self._unsaved[name]
+                    self.counters["unsaved_dropped"] += 1
 
     def _drop_overflow(self) -> None:
         with self._memory:
@@ -273,6 +279,11 @@ class Store:
             self._rows[row.id] = again
             self._leased.discard(row.id)
         self._write({("delivery", row.id): delivery_statement(again)})
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """Entries in memory: incidents of which is known what was sent, rows that wait for the disk."""
+        return {"told": len(self._last), "unsaved": len(self._unsaved)}
 
     def pending(self) -> int:
         """How many messages wait."""

@@ -71,8 +71,9 @@ class Stats:
     `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: sent | retried | dead),
     `evidence_seconds` by kind, `evidence_outcomes` (looks) by (kind, outcome), `incidents` (counted once, when settled)
     and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure), `config_reloads` by outcome
-    (taken, refused), `bundles` by outcome (written, failed, aged, evicted), `config_taken_at` in Unix seconds, `rules`
-    (in force) and `rule_errors` by pack.
+    (taken, refused), `bundles` by outcome (written, failed, skipped, aged, evicted), `config_taken_at` in Unix seconds,
+    `rules` (in force) and `rule_errors` by pack, `kept` (entries of each table now) and `forgotten` (entries that had
+    to go) by kind.
     """
 
     engine: str = ""
@@ -103,6 +104,8 @@ class Stats:
     bundles: Mapping[str, int] = field(default_factory=dict)
     bundle_bytes: int = 0
     tape_bytes: int = 0
+    kept: Mapping[str, int] = field(default_factory=dict)
+    forgotten: Mapping[str, int] = field(default_factory=dict)
     blind: bool = False
     config_reload_ok: bool = True
     config_reloads: Mapping[str, int] = field(default_factory=dict)

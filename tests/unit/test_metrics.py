@@ -31,6 +31,7 @@ denpexd_redactions_total denpexd_evidence_seconds denpexd_evidence_pause_seconds
 denpexd_config_last_reload_successful denpexd_config_reloads_total denpexd_rules denpexd_rule_errors
 denpexd_config_last_reload_success_timestamp_seconds denpexd_scan_engine_info denpexd_blind
 denpexd_bundles_total denpexd_bundle_bytes denpexd_recording_bytes
+denpexd_kept denpexd_forgotten_total
 """,
 )
 
@@ -62,6 +63,8 @@ FULL = Stats(
     bundles={"written": 3, "failed": 1},
     bundle_bytes=4096,
     tape_bytes=512,
+    kept={"job": 1},
+    forgotten={"file": 21},
     suspected_hangs=13,
     incidents={CRASH: 2},
     incidents_open={HANG: 1},
@@ -195,6 +198,8 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_rules{pack=denpexd}": 165,
         "denpexd_rule_errors{pack=denpexd}": 0,
         "denpexd_blind": 1,
+        "denpexd_kept{kind=job}": 1,
+        "denpexd_forgotten_total{kind=file}": 21,
     }
     assert {name: found.get(name) for name in expected} == expected
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from denpexd import pipeline as module
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Hit, Joined, Opened, Raised
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
 from denpexd.journal import decode
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import OTHER, QUIET, Outcome, Pipeline
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 
@@ -346,3 +347,72 @@ def test_a_recording_begins_with_what_the_journal_of_an_earlier_daemon_tells(sca
     assert [type(event) for event in cut.before].count(Hit) == 10
     assert len(cut.batches) == 1
     assert Files(scanner).pipeline.job("run").tape is None
+
+
+# --- what is forgotten ------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_has_been_quiet_for_a_day_is_forgotten_and_its_counts_stay(files: Files) -> None:
+    files.train(1, 30)
+    files.add(31, 0, "step 31 " + "x" * 100_000 + "\n")
+    files.pipeline.settle([found(0), found(1)])
+    counts = (files.pipeline.truncated, files.pipeline.repeated, files.pipeline.suspected)
+    assert counts[0] == 1
+    files.pipeline.forget(START + QUIET)
+    assert set(files.pipeline.jobs) == {"run"}
+    files.pipeline.forget(START + 31 + QUIET)
+    assert files.pipeline.jobs == {}
+    assert (files.pipeline.truncated, files.pipeline.repeated, files.pipeline.suspected) == counts
+    assert files.pipeline.forgotten["job"] == 1
+
+
+def test_an_open_incident_keeps_its_job_until_its_files_are_gone_for_an_hour(files: Files) -> None:
+    files.train(1, 30)
+    files.add(31, 0, CRASH)
+    files.wait(32, 60)
+    files.pipeline.settle([found(0), found(1)])
+    assert files.pipeline.forget(START + 10 * QUIET) == Outcome()
+    assert len(files.verdicts) == 1
+    files.pipeline.settle([found(0, job="other")])
+    outcome = files.pipeline.forget(START + 10 * QUIET)
+    assert [type(change) for change in outcome.changes] == [Closed]
+    assert files.verdicts == []
+    assert "run" not in files.pipeline.jobs
+    assert sum(files.pipeline.settled.values()) == 1
+
+
+def test_of_too_many_jobs_the_quietest_without_an_incident_go_first(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_JOBS", 3)
+    for number in range(5):
+        files.train(10 * number + 1, 10 * number + 9, job=f"run{number}")
+    files.add(50, 0, CRASH, job="run0")
+    files.wait(51, 70)
+    assert len(files.verdicts) == 1
+    files.add(71, 0, "step 50\n", job="run4")
+    assert files.pipeline.forget(START + 71).changes == []
+    assert set(files.pipeline.jobs) == {"run3", "run4", "run0"}
+    monkeypatch.setattr(module, "MOST_JOBS", 0)
+    assert [type(change) for change in files.pipeline.forget(START + 72).changes] == [Closed]
+    assert files.pipeline.jobs == {}
+
+
+def test_labels_of_settled_incidents_are_bounded_and_none_is_lost(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_COUNTED", 3)
+    files.pipeline.settled.update({(f"run{n}", "f", "hang", "high"): 1 for n in range(9)})
+    files.pipeline.forget(START)
+    assert files.pipeline.settled[OTHER, "f", "hang", "high"] == 7
+    assert len(files.pipeline.settled) == 3
+
+
+def test_recordings_of_many_jobs_share_the_memory_of_a_few(scanner: Scanner) -> None:
+    pipeline = Pipeline(TINY, scanner, start_t=START, limits=Limits(), record=(1 << 20, 600.0))
+    for number in range(80):
+        pipeline.job(f"run{number}")
+    pipeline.forget(START)
+    rooms = [job.tape.room for job in pipeline.jobs.values() if job.tape is not None]
+    assert 7 << 20 < sum(rooms) <= 8 << 20
+    assert len(rooms) == 80

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from denpexd import reader as module
 from denpexd.clock import ManualClock
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
-from denpexd.reader import Reader
+from denpexd.reader import GONE, LEFT_FOR, Reader
 
 Text = tuple[str, int, str, bool]  # name, rank, text, history
 
@@ -39,8 +40,13 @@ class Readers:
 
 
 @pytest.fixture
-async def readers(folder: Path) -> AsyncIterator[Readers]:
-    made = Readers(folder, ManualClock(1000.0))
+def clock() -> ManualClock:
+    return ManualClock(1000.0)
+
+
+@pytest.fixture
+async def readers(folder: Path, clock: ManualClock) -> AsyncIterator[Readers]:
+    made = Readers(folder, clock)
     yield made
     made.close()
 
@@ -199,3 +205,70 @@ async def test_bytes_that_were_gone_before_they_were_read_are_counted(readers: R
     os.truncate(folder / "rank0.log", 0)
     await news(reader)
     assert reader.lost > 400_000
+
+
+async def test_a_file_that_has_not_been_there_for_long_is_forgotten_with_its_position(
+    readers: Readers, folder: Path, clock: ManualClock
+) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    assert set(reader.positions()) == {str(path) for path in folder.iterdir()}
+    (folder / "rank0.log").unlink()
+    for _ in range(3):  # it is kept open for late writes, but not for long
+        await clock.advance(GONE)
+        await news(reader)
+        await reader.look_around()
+    rows = reader.positions()
+    assert rows[str(folder / "rank0.log")] is None
+    assert reader.kept == {"file": 1, "descriptor": 1, "position": 1}
+    assert reader.forgotten["file"] == 1
+    await clock.advance(LEFT_FOR)
+    await reader.look_around()
+    assert reader.positions() == dict.fromkeys(key for key in rows if key.endswith("(rotated)"))
+    assert reader.kept["position"] == 0
+    grow(folder / "rank0.log", "anew\n")
+    await reader.look_around()
+    assert await news(reader) == [("rank0.log", 0, "anew\n", False)]
+
+
+async def test_a_file_that_comes_back_after_it_was_forgotten_is_read_on_where_it_stopped(
+    readers: Readers, folder: Path, clock: ManualClock, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    away = folder.with_name("away")
+    folder.rename(away)  # as if its mount were lost
+    for _ in range(3):
+        await clock.advance(GONE)
+        await news(reader)
+        await reader.look_around()
+    assert reader.kept["file"] == 0
+    away.rename(folder)
+    grow(folder / "rank1.log", "after\n")
+    await reader.look_around()
+    assert await news(reader) == [("rank1.log", 1, "after\n", False)]
+
+
+async def test_of_too_many_files_that_are_gone_the_oldest_are_forgotten_at_once(
+    readers: Readers, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_GONE", 4)
+    monkeypatch.setattr(module, "_MOST_LEFT", 6)
+    reader = readers.new()
+    for number in range(20):
+        path = folder / f"{number}.log"
+        path.write_text(f"line {number}\n")
+        await reader.look_around()
+        await news(reader)
+        path.unlink()
+        await clock.advance(12.0)  # longer than a deleted file is kept open
+        await news(reader)
+        await clock.advance(12.0)
+        await news(reader)
+        reader.positions()
+    await reader.look_around()
+    assert reader.kept["file"] <= 2 + 4 + 1
+    assert reader.kept["position"] <= 6
+    assert reader.forgotten["position"] > 0
