@@ -12,7 +12,8 @@ import random
 import shutil
 import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TextIO
@@ -49,10 +50,13 @@ from denpexd.settings_sources import is_open_to_all, read_secret
 from denpexd.shelf import Shelf
 from denpexd.snapshot import DaemonView
 from denpexd.state import of_daemon
+from denpexd.supervise import tell_where_it_is_stuck
 from denpexd.web.api import create_app
 from denpexd.web.server import bind, serve
 
 log = logging.getLogger(__name__)
+
+DEADLINE = 15.0  # seconds from SIGTERM to the end whatever hangs; systemd waits for 20
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -201,16 +205,20 @@ async def run(
             if listening is not None:
                 listening(url)
 
-        tasks = [
-            asyncio.create_task(serve(app, sock, listening=ready), name="web"),
-            asyncio.create_task(deliverer.run(), name="deliver"),
-            asyncio.create_task(daemon.read_forever(), name="read"),
-            asyncio.create_task(daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)), name="tick"),
-            asyncio.create_task(daemon.discover_forever(), name="discover"),
-        ]
+        kept_going: dict[str, Callable[[], Coroutine[object, object, None]]] = {
+            "deliver": deliverer.run,
+            "read": daemon.read_forever,
+            "tick": lambda: daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)),
+            "discover": daemon.discover_forever,
+        }
         if collector is local:
             feed = NodeFeed(kernel, Places(processes), Resources(), daemon, lambda: local.ranks)
-            tasks.append(asyncio.create_task(feed.forever(), name="node"))
+            kept_going["node"] = feed.forever
+        tasks = [
+            asyncio.create_task(serve(app, sock, listening=ready), name="web"),
+            *(asyncio.create_task(daemon.supervisor.keep(*one), name=one[0]) for one in kept_going.items()),
+            asyncio.create_task(tell_where_it_is_stuck(clock), name="stuck"),
+        ]
         stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
         try:
             done, _ = await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
@@ -266,6 +274,11 @@ def sd_notify(state: str, address: str | None) -> bool:
     return True
 
 
+def _give_up() -> None:
+    log.critical("not ended within %.0f s: ending now; what was not sent yet is sent after the next start", DEADLINE)
+    os._exit(1)
+
+
 def _signals(daemon: Daemon) -> None:
     """SIGTERM and SIGINT stop in order, a second one at once; SIGHUP takes new rules."""
     loop = asyncio.get_running_loop()
@@ -275,6 +288,10 @@ def _signals(daemon: Daemon) -> None:
         if daemon.stopping.is_set():
             os._exit(130)
         daemon.stopping.set()
+        # A hung mount can hold a thread, and Python waits for threads. What is committed is safe.
+        deadline = threading.Timer(DEADLINE, _give_up)
+        deadline.daemon = True
+        deadline.start()
 
     def reload() -> None:
         task = loop.create_task(daemon.reload())

@@ -19,12 +19,13 @@ from denpexd.pipeline import Outcome, Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Rules
 from denpexd.settings import Settings
+from denpexd.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
 TICK = 1.0
 LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
-GRACE = 10.0
+GRACE = 10.0  # seconds to end in: at most half of them to read what is left, the rest to send
 DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
 
@@ -81,6 +82,7 @@ class Daemon:
         self.ledger = Ledger(reader.positions, store, deliverer, filters(settings))
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches = rules, keeper, launches
+        self.supervisor = Supervisor(clock)
         self.lag = 0.0  # seconds by which the last tick was late
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
         self._sweep = settings.ingest.sweep
@@ -193,7 +195,7 @@ class Daemon:
         until = self.clock.now() + GRACE
         await self._look_around()
         more = True
-        while more and self.clock.now() < until:
+        while more and self.clock.now() < until - GRACE / 2:
             async for found, read in self.reader.round(None):
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
             more = self.reader.behind()
@@ -208,7 +210,7 @@ class Daemon:
             await self.launches.finish([each.core.job for each in self.pipeline.jobs.values()])
         if self.keeper is not None:
             await self.keeper.finish()
-        await self.deliverer.drain(GRACE)
+        await self.deliverer.drain(max(1.0, until - self.clock.now()))
 
     # --- consequences -----------------------------------------------------------------------------------------------
 

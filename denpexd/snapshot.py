@@ -70,6 +70,7 @@ class DaemonView:
             outbox_pending=daemon.store.pending(),
             outbox_oldest_seconds=daemon.store.oldest_age(now),
             notifications=dict(daemon.deliverer.counters),
+            task_restarts=dict(daemon.supervisor.restarts),
             state_write_errors=daemon.store.counters["state_write_errors"],
             loop_lag_seconds=daemon.lag,
             redactions=daemon.store.counters["redactions"],

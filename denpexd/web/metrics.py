@@ -124,6 +124,8 @@ FAMILIES: tuple[Family, ...] = (
            lambda snapshot: snapshot.stats.notifications.items()),
     Family("denpexd_state_write_errors_total", "counter", "Failed writes to the state database.", (),
            _one(lambda s: s.state_write_errors)),
+    Family("denpexd_task_restarts_total", "counter", "Tasks of the daemon that failed and were begun again.",
+           ("task",), _by_name(lambda s: s.task_restarts)),
     Family("denpexd_loop_lag_seconds", "gauge", "How late the event loop woke up last.", (),
            _one(lambda s: s.loop_lag_seconds)),
     Family("denpexd_redactions_total", "counter", "Secrets and addresses hidden in texts before they left.", (),

@@ -92,6 +92,7 @@ class Stats:
     outbox_oldest_seconds: float = 0.0
     notifications: Mapping[tuple[str, str], int] = field(default_factory=dict)
     state_write_errors: int = 0
+    task_restarts: Mapping[str, int] = field(default_factory=dict)
     loop_lag_seconds: float = 0.0
     redactions: int = 0
     evidence_seconds: Mapping[str, float] = field(default_factory=dict)

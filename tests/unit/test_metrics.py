@@ -24,6 +24,7 @@ PROMISED = re.findall(
 denpexd_build_info denpexd_incidents_total denpexd_incident_open denpexd_fingerprint_hits_total denpexd_ranks
 denpexd_step denpexd_step_seconds denpexd_stall_seconds denpexd_suspected_hangs_total denpexd_lines_total
 denpexd_bytes_total denpexd_file_lag_bytes denpexd_files denpexd_read_errors_total denpexd_truncations_total
+denpexd_task_restarts_total
 denpexd_rotations_total denpexd_watch_overflows_total denpexd_lines_repeated_total denpexd_bytes_lost_total
 denpexd_lines_truncated_total denpexd_outbox_pending
 denpexd_outbox_oldest_seconds denpexd_notify_total denpexd_state_write_errors_total denpexd_loop_lag_seconds
@@ -54,6 +55,7 @@ FULL = Stats(
     outbox_pending=6,
     outbox_oldest_seconds=7.5,
     notifications={("slack", "sent"): 9, ("slack", "dead"): 1},
+    task_restarts={"read": 2},
     state_write_errors=10,
     loop_lag_seconds=0.011,
     redactions=12,
@@ -185,6 +187,7 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_outbox_pending": 6,
         "denpexd_outbox_oldest_seconds": 7.5,
         "denpexd_notify_total{outcome=dead,sink=slack}": 1,
+        "denpexd_task_restarts_total{task=read}": 2,
         "denpexd_state_write_errors_total": 10,
         "denpexd_loop_lag_seconds": 0.011,
         "denpexd_redactions_total": 12,

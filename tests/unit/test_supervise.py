@@ -1,0 +1,99 @@
+"""Tasks that fail are begun again, and not for ever."""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from denpexd.clock import ManualClock
+from denpexd.supervise import MOST, WITHIN, Supervisor
+
+
+class Faulty:
+    """Work that fails as often as it is told, then is done."""
+
+    def __init__(self, clock: ManualClock, failures: int) -> None:
+        self.clock, self.failures, self.begun = clock, failures, list[float]()
+
+    async def __call__(self) -> None:
+        self.begun.append(self.clock.now())
+        if len(self.begun) <= self.failures:
+            raise ValueError("poison")
+
+
+async def until_done(clock: ManualClock, task: "asyncio.Task[None]", step: float = 1.0) -> None:
+    for _ in range(10_000):
+        if task.done():
+            return
+        await clock.advance(step)
+    raise AssertionError("it never ended")
+
+
+async def test_a_task_that_fails_is_begun_again_after_growing_waits(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(0.0)
+    work, supervisor = Faulty(clock, 3), Supervisor(clock)
+    task = asyncio.create_task(supervisor.keep("read", work))
+    await until_done(clock, task)
+    await task
+    gaps = [round(b - a) for a, b in zip(work.begun, work.begun[1:], strict=False)]
+    assert gaps == [1, 2, 4]
+    assert supervisor.restarts == {"read": 3}
+    assert caplog.text.count("Traceback") == 3
+
+
+async def test_a_task_that_fails_all_the_time_ends_the_daemon_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(0.0)
+    work, supervisor = Faulty(clock, 1000), Supervisor(clock)
+    task = asyncio.create_task(supervisor.keep("read", work))
+    await until_done(clock, task)
+    with pytest.raises(ValueError, match="poison"):
+        await task
+    assert len(work.begun) == MOST + 1
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
+    assert said == "read failed 6 times in 10 minutes: the daemon ends"
+
+
+async def test_rare_failures_never_end_it() -> None:
+    clock = ManualClock(0.0)
+    supervisor = Supervisor(clock)
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun == 30:
+            return
+        await clock.sleep(WITHIN / MOST + 1)
+        raise ValueError("now and then")
+
+    task = asyncio.create_task(supervisor.keep("tick", work))
+    await until_done(clock, task, 10.0)
+    await task
+    assert supervisor.restarts["tick"] == 29
+
+
+def test_a_loop_that_stands_still_shows_where() -> None:
+    program = """
+        import asyncio, time
+        from denpexd.clock import SystemClock
+        from denpexd.supervise import tell_where_it_is_stuck
+
+        def hung_mount():
+            time.sleep(1.0)
+
+        async def main():
+            task = asyncio.create_task(tell_where_it_is_stuck(SystemClock(), 0.3))
+            await asyncio.sleep(1.0)
+            print("turning", flush=True)
+            hung_mount()
+            task.cancel()
+
+        asyncio.run(main())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert done.stdout == "turning\n"
+    assert "in hung_mount" in done.stderr
+    assert done.stderr.count("Timeout") == 1
