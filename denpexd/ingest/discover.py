@@ -6,6 +6,7 @@ no offset can be known), the same rank in two folders, workers beside a master. 
 """
 
 import logging
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -104,10 +105,14 @@ class Discovery:
     def _sources(self, walk: Walk) -> list[Source]:
         known, self._layouts = self._layouts, {}
         chosen: dict[tuple[int, int], Source] = {}
+        own = _own_output()
         for text in self._paths:
             nothing = True
             for match, root, template in self._expand(walk, text):
                 nothing = False
+                if match.identity in own:  # it quotes what it found, and would find that again
+                    self._say(match.path, "takes this daemon's own output: it is not read")
+                    continue
                 source = self._source(match, root, template, known)
                 other = chosen.get(match.identity)
                 if other is None or (source.link, source.path) < (other.link, other.path):
@@ -228,3 +233,15 @@ def _workers(sources: Iterable[Source]) -> dict[str, str]:
         for source in sources
         if source.layout.worker and source.root in led
     }
+
+
+def _own_output() -> set[tuple[int, int]]:
+    """Device and inode of what our standard output and standard error are written to."""
+    found = set()
+    for fd in (1, 2):
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            continue
+        found.add((status.st_dev, status.st_ino))
+    return found

@@ -399,3 +399,13 @@ def test_a_folder_that_cannot_be_read_does_not_hide_its_siblings() -> None:
         done = subprocess.run([sys.executable, "-c", UNREADABLE, folder], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[1] [")
     assert "closed: cannot be listed by uid 65534" in done.stdout
+
+
+def test_what_takes_our_own_output_is_not_read(tmp_path: Path) -> None:
+    make(tmp_path, "rank0.log")
+    code = "import sys; from denpexd.ingest.discover import Discovery\n"
+    code += "print(*(f.path.name for f in Discovery([sys.argv[1]], None).scan()))"
+    with (tmp_path / "denpexd.log").open("wb") as out, (tmp_path / "errors.log").open("wb") as err:
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=out, stderr=err, check=True)
+    assert (tmp_path / "denpexd.log").read_text() == "rank0.log\n"
+    assert {found.path.name for found in Discovery([str(tmp_path)], None).scan()} > {"rank0.log", "denpexd.log"}
