@@ -130,8 +130,8 @@ def _tells(event: Raised, said: Evidence) -> bool:
 
 def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list[Evidence]) -> Candidate:
     evidence.sort(key=lambda e: (e.t, e.rank, e.seq))
-    cause = evidence[0]
-    collateral = tuple(r for r in job.universe if r not in initiating) if rule.stops and initiating else ()
+    cause, began = evidence[0], set(initiating)
+    collateral = tuple(r for r in job.universe if r not in began) if rule.stops and initiating else ()
     return Candidate(
         rule,
         initiating,
@@ -149,9 +149,9 @@ def _made(rule: Rule, job: JobState, initiating: tuple[int, ...], evidence: list
 def _local_certainty(job: JobState, initiating: Sequence[int], evidence: Sequence[Evidence]) -> str:
     """A fatal text plus that process gone, or a second witness; an exit code or a disappearance alone proves less."""
     spoken = [e for e in evidence if e.kind in SPOKEN and e.weight == "fatal"]
-    gone = any(job.ranks[r].gone for r in initiating if r in job.ranks)
+    gone, began = any(job.ranks[r].gone for r in initiating if r in job.ranks), set(initiating)
     victims = any(
-        s.reported and s.reported.t >= evidence[0].t - TOGETHER for r, s in job.ranks.items() if r not in initiating
+        s.reported and s.reported.t >= evidence[0].t - TOGETHER for r, s in job.ranks.items() if r not in began
     )
     if spoken and initiating and (gone or victims or len({e.witness for e in spoken}) > 1):
         return "confirmed"

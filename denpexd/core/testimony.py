@@ -174,9 +174,14 @@ def _launcher(ranks: dict[int, RankState]) -> Iterator[Testimony]:
 
 def _disproved(c: "Candidate", job: JobState, *, hang: bool) -> Iterator[str]:
     """What a rank does after its error, which was not its end; and counts that leave no room for a late rank."""
-    for rank in c.initiating if not hang and c.rule.correlation is None else ():
-        state = job.ranks.get(rank)
-        said = max((e.t for e in c.evidence if e.rank == rank and e.kind == "log"), default=None)
+    if hang or c.rule.correlation is not None:
+        return
+    last: dict[int, float] = {}
+    for e in c.evidence:
+        if e.kind == "log":
+            last[e.rank] = max(e.t, last.get(e.rank, e.t))
+    for rank in c.initiating:
+        state, said = job.ranks.get(rank), last.get(rank)
         look = _work_after(state, said) if state is not None and said is not None and not state.gone else None
         if look is not None and said is not None:
             at = next(stands.place(f) for f in look.frames.frames if stands.is_own(f.path))

@@ -274,6 +274,41 @@ async def test_alertmanager_hears_of_open_incidents_again(
     assert last["endsAt"] == "2023-11-14T22:14:21.000Z"
 
 
+async def test_a_receiver_that_is_down_for_ten_minutes_gets_each_message_once_and_in_order(
+    receiver: Any, store: Store, clock: ManualClock, client: httpx.AsyncClient
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = WebhookOptions(type="webhook", url=SecretStr(f"http://127.0.0.1:{port}"))
+    store.commit(deliveries=[message(f"k{i}") for i in range(5)])
+    tries = 0
+    async with running(store, clock, WebhookSink("hook", options, client, clock, 0.3)) as deliverer:
+        for _ in range(60):
+            await later(clock, 10)
+            await asyncio.to_thread(lambda: None)
+        tries = deliverer.counters["hook", "retried"]
+        assert store.oldest_age(clock.wall()) >= 600
+        server = await asyncio.start_server(receiver.handle, "127.0.0.1", port)
+        async with server:
+            await let_pass(clock, lambda: store.pending() == 0)
+    assert 5 < tries < 60
+    assert sorted(keys(receiver)) == [f"k{i}:1" for i in range(5)]
+
+
+async def test_draining_gives_up_fifty_messages_to_a_dead_receiver_after_one_try(
+    store: Store, clock: ManualClock, client: httpx.AsyncClient
+) -> None:
+    options = WebhookOptions(type="webhook", url=SecretStr("http://127.0.0.1:1/"))
+    async with running(store, clock, WebhookSink("hook", options, client, clock, 0.3)) as deliverer:
+        await later(clock, 1)
+        store.commit(deliveries=[message(f"k{i}") for i in range(50)])
+        async with asyncio.timeout(5):
+            await deliverer.drain(10)
+    assert store.pending() == 50
+    assert deliverer.counters["hook", "retried"] == 1
+
+
 async def test_draining_sends_what_is_due_and_keeps_the_rest(
     receiver: Any, store: Store, clock: ManualClock, hook: Any
 ) -> None:
