@@ -43,7 +43,7 @@ def test_an_incident_that_quotes_a_megabyte_of_four_byte_characters_still_fits(t
     assert len(title.encode()) <= 1024
 
 
-def test_a_hundred_thousand_messages_to_a_dead_receiver_stay_bounded(
+def test_messages_to_a_dead_receiver_stay_bounded_and_what_goes_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_PENDING", 100)  # 10,000, and as many waves as there are here
