@@ -192,7 +192,12 @@ async def run(
         launches = _launches(kept, settings, clock, collector, root_pid)
         cleanup.callback(launches.close if launches else lambda: None)
         keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
-        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches)
+
+        def use(new: Settings) -> None:
+            pipeline.judge_by(limits_of(new))
+            reader.use(Discovery(new.paths, new.job, links=new.ingest.links))
+
+        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, use)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         app = create_app(DaemonView(daemon), token=token, host=settings.web.host, reload=daemon.reload)
         _signals(daemon)

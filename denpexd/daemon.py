@@ -76,12 +76,13 @@ class Daemon:
         rules: Rules,
         keeper: Keeper | None = None,
         launches: Launches | None = None,
+        use: Callable[[Settings], None] = lambda _: None,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.ledger = Ledger(reader.positions, store, deliverer, filters(settings))
         self.stopping = asyncio.Event()
-        self.rules, self.keeper, self.launches = rules, keeper, launches
+        self.rules, self.keeper, self.launches, self._use = rules, keeper, launches, use
         self.supervisor = Supervisor(clock)
         self.lag = 0.0  # seconds by which the last tick was late
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
@@ -236,8 +237,11 @@ class Daemon:
             await self.handle(self.pipeline.evidence(job, events))
 
     async def reload(self) -> tuple[bool, str]:
-        """Take the rules as they are in the files now, all or nothing; whether they were taken, and what to say."""
-        return await self.rules.reload(self.pipeline)
+        """Take rules, paths and limits as they are in the files, all or nothing; whether they were, and what to say."""
+        taken, said = await self.rules.reload(self.pipeline, self._use)
+        if taken:
+            await self._look_around()
+        return taken, said
 
     # --- how it is --------------------------------------------------------------------------------------------------
 

@@ -134,6 +134,10 @@ class Pipeline:
             for stream in job.streams.values():
                 stream.use(scanner)
 
+    def judge_by(self, limits: Limits) -> None:
+        """Other limits from now on, for all jobs, which share them."""
+        self._limits.min_silence, self._limits.budgets = limits.min_silence, limits.budgets
+
     def restore(self, journal: Iterable[str], open_verdicts: Sequence[Verdict], now: float) -> None:
         """Take in the journal of the daemon before this one; a damaged line is left out and said."""
         self._now = now

@@ -32,6 +32,7 @@ _SAMPLE = 4096  # first bytes that tell whether a file is text
 RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
 GONE = 600.0  # seconds after which a file that is not found any more is forgotten
 LEFT_FOR = 7 * 86400.0  # seconds for which the position of a file that is not there is kept
+_UNWANTED = float("-inf")  # since then gone: a file that is not to be watched any more
 _MOST_GONE, _MOST_LEFT = 10_000, 16_384
 
 
@@ -58,7 +59,7 @@ class Reader:
         self._buffer = new_buffer()
         self._tails: dict[Path, Tail] = {}
         self._mount_of: dict[Path, str | None] = {}
-        self._first = True
+        self._first = True  # what stands in the files that are found next was there before us
         self._moved: dict[Path, Position | None] = {}  # read since their positions were handed out
         self._gone: dict[Path, float] = {}  # files that are not found any more, and since when
         self._dropped: list[str] = []  # rows of the state that are to be deleted
@@ -100,6 +101,13 @@ class Reader:
         """Until something may be new, at most `longest` seconds; None: anything may be."""
         return await self._waker.wait(min(longest, self._sweep))
 
+    def use(self, discovery: Discovery) -> None:
+        """Look for other files from the next look around on; those that it does not find are let go of at once."""
+        self._discovery, self._first, self.open = discovery, True, discovery.links.open
+        for files in (self._files, self._remote_files):
+            files.use(discovery.links)
+        self._gone.update(dict.fromkeys(self._tails, _UNWANTED))
+
     async def look_around(self) -> list[Found]:
         """Find new files; returns those that were not known before. To be called once a sweep."""
         found = await asyncio.to_thread(lambda: [_named(one) for one in self._discovery.scan()])
@@ -132,7 +140,8 @@ class Reader:
         due = [path for n, (path, since) in enumerate(self._gone.items()) if n < too_many or now - since >= GONE]
         for path in due:
             tail = self._tails[path]
-            if tail.busy or (tail.lag > 0 and tail.error is None):
+            unread = tail.lag > 0 and tail.error is None and self._gone[path] != _UNWANTED
+            if tail.busy or unread:
                 continue
             if (mount := self._mount_of[path]) is None:
                 tail.close()

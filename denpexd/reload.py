@@ -1,6 +1,6 @@
-"""Other rules for a daemon at work: all or nothing, asked for by SIGHUP or POST /-/reload.
+"""Other rules, paths and limits for a daemon at work: all or nothing, asked for by SIGHUP or POST /-/reload.
 
-What was seen, learned and opened stays. Other settings are read and checked, but taken at a restart only.
+What was seen, learned and opened stays. Other settings (sinks, state, web) are checked, but taken at a restart only.
 """
 
 import asyncio
@@ -40,25 +40,31 @@ class Rules:
         self.taken_at = clock.wall()
         self._one_at_a_time = asyncio.Lock()
 
-    async def reload(self, pipeline: Pipeline) -> tuple[bool, str]:
-        """Whether all files were good, so that their rules are in force now; else why not, a mistake on each line."""
+    async def reload(self, pipeline: Pipeline, use: Callable[[Settings], None]) -> tuple[bool, str]:
+        """Whether all files were good, so that what they say is in force now; else why not, a mistake on each line.
+
+        `use` takes the settings over, if they can be read again.
+        """
         async with self._one_at_a_time:
             try:
-                packs, scanner = await asyncio.to_thread(self._read)
+                settings, packs, scanner = await asyncio.to_thread(self._read)
             except DenpexdError as error:
                 self.ok = False
                 self.counts[REFUSED] += 1
                 log.error("reload refused, the former rules stay in force: %s", error)
                 return False, f"reload refused, the former rules stay in force:\n{error}"
             pipeline.use(packs.catalog, scanner)
+            if settings is not None:
+                use(settings)
             self.packs, self.ok, self.taken_at = packs, True, self._clock.wall()
             self.counts[TAKEN] += 1
-        said = f"{len(packs.catalog.rules)} rules in force; other settings are taken at a restart"
+        said = f"{len(packs.catalog.rules)} rules, paths and limits in force; other settings are taken at a restart"
         log.info("%s", said)
         return True, said
 
-    def _read(self) -> tuple[Packs, Scanner]:
-        packs = load_packs(self._reread().rules if self._reread is not None else [])
+    def _read(self) -> tuple[Settings | None, Packs, Scanner]:
+        settings = self._reread() if self._reread is not None else None
+        packs = load_packs(settings.rules if settings is not None else [])
         if packs.errors:
             raise RuleErrors(packs.errors)
-        return packs, make_scanner(packs.catalog)
+        return settings, packs, make_scanner(packs.catalog)

@@ -94,18 +94,20 @@ def run_daemon(
     from denpexd.settings import Settings, load
     from denpexd.state import of_daemon
 
-    settings = load(config, overrides=flags, environ=os.environ)
-    if not settings.paths:
-        raise SettingsError("nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c")
+    def read() -> Settings:
+        settings = load(config, overrides=flags, environ=os.environ)
+        if not settings.paths:
+            raise SettingsError(
+                "nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c"
+            )
+        return settings
+
+    settings = read()
     log_to_stderr(settings.log_level)
-
-    def reread() -> Settings:
-        return load(config, overrides=flags, environ=os.environ)
-
     any_port = not is_chosen(config, flags, "web", "port")
     state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else beside)
     return asyncio.run(
-        run(settings, stream=stream, color=color, until=until, reread=reread, pipe=pipe, any_port=any_port, state=state)
+        run(settings, stream=stream, color=color, until=until, reread=read, pipe=pipe, any_port=any_port, state=state)
     )
 
 

@@ -54,6 +54,10 @@ class OpenFiles:
         """Descriptors that are open."""
         return len(self._open)
 
+    def use(self, links: Links) -> None:
+        """Follow these links from now on."""
+        self._opened = links.open
+
     def enter(self, owner: Owner) -> None:
         """The owner is about to use its descriptor: it cannot be evicted until `leave`."""
         with self.lock:

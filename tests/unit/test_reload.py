@@ -15,6 +15,7 @@ from denpexd.app import run
 from denpexd.catalog import packs
 from denpexd.catalog.load import shipped_rules
 from denpexd.daemon import Daemon
+from denpexd.errors import SettingsError
 from denpexd.settings import Settings
 
 RULE = (shipped_rules() / "memory" / "rank-oom-killed.yaml").read_text("utf-8").replace("rank-oom-killed", "my-rule", 1)
@@ -104,7 +105,7 @@ async def test_new_rules_are_taken_and_nothing_that_is_known_is_lost(site: Site)
     other = RULE.replace("my-rule", "other-rule", 1).replace("fact: oom_killed", "log: 'MYDISK: [a-z ]+'", 1)
     (site.rules / "memory" / "other-rule.yaml").write_text(other)
     answer = await site.client.post("/-/reload")
-    assert (answer.status_code, "rules in force" in answer.text) == (200, True)
+    assert (answer.status_code, "in force" in answer.text) == (200, True)
     assert job.core is core
     assert "other-rule" in core.catalog.rules
     assert (core.job.moves, daemon.pipeline.lines) == (moves, lines)
@@ -178,3 +179,43 @@ async def test_packs_and_their_mistakes_are_shown(site: Site) -> None:
         ("rules", "folder", []),
     ]
     assert shown[1]["rules"] == 1
+
+
+async def test_other_paths_are_watched_and_former_ones_let_go(site: Site, tmp_path: Path) -> None:
+    daemon, more = site.daemon, tmp_path / "more"
+    assert daemon is not None
+    more.mkdir()
+    for folder in (site.logs, more):
+        (folder / "rank0.log").write_text(STEP.format(n=1))
+    await site.becomes(lambda: set(daemon.reader.found) == {site.logs / "rank0.log"})
+
+    site.settings = site.settings.model_copy(
+        update={
+            "paths": [str(more / "rank{rank}.log")],
+            "hang": site.settings.hang.model_copy(update={"min_silence": 7.0}),
+        }
+    )
+    taken, said = await daemon.reload()
+
+    assert taken, said
+    await site.becomes(lambda: set(daemon.reader.found) == {more / "rank0.log"})
+    assert daemon.reader.kept["descriptor"] <= 1
+    await site.becomes(lambda: any(job.core.job.ranks.get(0) for job in daemon.pipeline.jobs.values()))
+    assert {job.core.limits.min_silence for job in daemon.pipeline.jobs.values()} == {7.0}
+
+
+async def test_settings_that_are_broken_change_nothing(site: Site) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    site.print(0, STEP.format(n=1))
+    await site.becomes(lambda: len(daemon.reader.found) == 1)
+
+    def broken() -> Settings:
+        raise SettingsError("denpexd.yaml:3: unknown key `pahts`")
+
+    daemon.rules._reread = broken
+    taken, said = await daemon.reload()
+
+    assert not taken
+    assert "denpexd.yaml:3" in said
+    assert set(daemon.reader.found) == {site.logs / "rank0.log"}
