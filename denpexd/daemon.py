@@ -80,7 +80,7 @@ class Daemon:
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
-        self.ledger = Ledger(reader.positions, store, deliverer, filters(settings))
+        self.ledger = Ledger(reader.positions, store, deliverer, filters(settings), clock)
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches, self._use = rules, keeper, launches, use
         self.supervisor = Supervisor(clock)
@@ -204,7 +204,7 @@ class Daemon:
         if self.code is not None and job is not None:
             await self.handle(self.pipeline.evidence(job, [Exit(self.clock.now(), UNKNOWN_RANK, self.code)]))
         await self.handle(self.pipeline.flush(self.clock.now()))
-        await self.ledger.commit()
+        await self.ledger.commit(last=True)
         for task in self._looking:
             task.cancel()
         if self.launches is not None:

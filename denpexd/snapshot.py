@@ -104,6 +104,7 @@ class DaemonView:
             "stream": sum(len(job.streams) for job in jobs),
             "label": len(daemon.pipeline.settled),
             "incident": len(daemon.ledger.incidents),
+            "held": daemon.ledger.held,
             **daemon.reader.kept,
             **daemon.store.kept,
         }

@@ -54,7 +54,7 @@ def _for_sink(change: Opened | Updated | Closed, sink: SinkFilter, last: Sent | 
     verdict, revision = change.verdict, revision_of(change.verdict)
     closed = isinstance(change, Closed)
     if last is None:
-        if closed or not (sink.severity is None or verdict.get("severity") in sink.severity):
+        if closed or not passes(sink, verdict):
             return None
         return _delivery(sink.name, verdict, revision, "opened", "first")
     if closed:
@@ -67,6 +67,11 @@ def _for_sink(change: Opened | Updated | Closed, sink: SinkFilter, last: Sent | 
     if last.event == "closed":
         return _delivery(sink.name, verdict, revision, "opened", "first")
     return _delivery(sink.name, verdict, revision, "updated", "updated")
+
+
+def passes(sink: SinkFilter, verdict: Verdict) -> bool:
+    """Whether a sink wants to hear of an incident of this severity."""
+    return sink.severity is None or verdict.get("severity") in sink.severity
 
 
 def _delivery(sink: str, verdict: Verdict, revision: int, event: str, reason: str) -> Delivery:

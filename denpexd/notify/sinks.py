@@ -21,23 +21,13 @@ from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
 from denpexd.notify.sinks_webhook import WebhookSink
+from denpexd.notify.storm import notice
 from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings
 from denpexd.settings import WebhookSink as WebhookOptions
 
 _TEST_SECONDS = 30.0
-_EMPTY = (
-    "aliases",
-    "unheard_ranks",
-    "evidence",
-    "stacks",
-    "against",
-    "missing",
-    "alternatives",
-    "references",
-    "related",
-)
 
 
 class ConsoleSink:
@@ -96,37 +86,21 @@ async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str
 
 def sample(now: float) -> dict[str, object]:
     """A verdict that says that it is a test."""
-    return {
-        "key": f"denpexd-test-{round(now):x}",
-        "job": "denpexd-test",
-        "attempt": 0,
-        "failure": "denpexd-test",
-        "title": "Test message of denpexd",
-        "category": "environment",
-        "severity": "low",
-        "certainty": "confirmed",
-        "state": "open",
-        "opened_t": now,
-        "updated_t": now,
-        "revision": 1,
-        "event": "opened",
-        "domain": "configuration",
-        "initiating_ranks": [0],
-        "collateral_ranks": [1],
-        "nodes": {},
-        "step": None,
-        "hang": False,
-        "quick_answer": "Nothing is wrong: somebody tries whether alerts arrive here.",
-        "summary": "Test message of denpexd: nothing is wrong.",
-        "changed": None,
-        "root_cause": "denpexd notify test was run.",
-        "remediation": [{"do": "Nothing.", "risk": "read-only"}],
-        "fallback": "",
-        "mitigation": "",
-        "verification": "you read this",
-        "prevention": "",
-        "resume_safe": "yes",
-    } | {name: [] for name in _EMPTY}
+    return notice(
+        t=now,
+        key=f"denpexd-test-{round(now):x}",
+        job="denpexd-test",
+        failure="denpexd-test",
+        title="Test message of denpexd",
+        severity="low",
+        initiating_ranks=[0],
+        collateral_ranks=[1],
+        quick_answer="Nothing is wrong: somebody tries whether alerts arrive here.",
+        summary="Test message of denpexd: nothing is wrong.",
+        root_cause="denpexd notify test was run.",
+        remediation=[{"do": "Nothing.", "risk": "read-only"}],
+        verification="you read this",
+    )
 
 
 def make_sinks(

@@ -2,14 +2,21 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from denpexd.clock import ManualClock
 from denpexd.core.events import Opened
+from denpexd.ledger import Ledger
 from denpexd.notify import outbox
 from denpexd.notify.outbox import Store
+from denpexd.notify.policy import SinkFilter
 from denpexd.notify.render import report, summary_text
+from denpexd.notify.storm import ALL, EVERY, GATHER, SAME, Storm
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 
@@ -17,6 +24,7 @@ from .test_outbox import message
 from .test_pipeline import CRASH, TINY, Files
 
 RANKS = 1000
+SCHEMA = Path(__file__).parents[2] / "docs" / "verdict.schema.json"
 
 
 def test_the_same_error_of_a_thousand_ranks_is_one_message_of_a_few_kilobytes() -> None:
@@ -54,3 +62,72 @@ def test_messages_to_a_dead_receiver_stay_bounded_and_what_goes_is_counted(
         assert store.counters["outbox_dropped"] == 900
         assert len(store.dead_letters()) == 900
         assert [row.delivery.key for row in store.due(1e12)][-1] == "k19-49"
+
+
+def incident(n: int, **more: Any) -> dict[str, Any]:
+    return {"key": f"k{n}", "job": f"job{n}", "failure": "f", "severity": "high", "state": "open"} | more
+
+
+def test_five_hundred_jobs_that_fail_at_once_are_sixty_messages_and_one_that_counts_the_rest() -> None:
+    storm = Storm()
+    paged = [n for n in range(500) if not storm.holds(incident(n), n / 100)]
+    assert len(paged) == ALL
+    assert storm.digest(GATHER - 1) is None
+    told = storm.digest(5 + GATHER)
+    assert told is not None
+    assert {f"k{n}" for n in paged} | set(told["incidents"]) == {f"k{n}" for n in range(500)}
+    assert told["title"] == "440 further incidents"
+    assert "f 440 times in 440 jobs" in str(told["quick_answer"])
+    jsonschema.validate(told, json.loads(SCHEMA.read_text("utf-8")))
+    assert storm.digest(1e9) is None
+
+
+def test_a_job_that_flaps_gets_three_messages_an_hour_and_the_rest_in_few_digests() -> None:
+    storm, paged, digests = Storm(), 0, list[Any]()
+    for n in range(360):  # an error, and its recovery, every ten seconds for an hour
+        verdict = incident(n, job="run")
+        paged += not storm.holds(verdict, n * 10.0)
+        storm.over({**verdict, "state": "closed"})
+        digests += [told for told in (storm.digest(n * 10.0),) if told]
+    digests += [storm.digest(3600.0, last=True)]
+    assert paged == SAME
+    assert len(digests) <= 3600 / EVERY + 1
+    assert sum(len(told["incidents"]) for told in digests) == 360 - SAME
+    assert "times in run" in digests[0]["quick_answer"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.floats(0, 400)), max_size=60))
+def test_every_incident_is_told_alone_or_in_a_digest(script: list[tuple[int, int, float]]) -> None:
+    storm, now, alone, together = Storm(), 0.0, set[str](), set[str]()
+    for n, kind, wait in script:
+        now += wait
+        if not storm.holds(incident(n, job="run", failure=str(kind)), now):
+            alone.add(f"k{n}")
+        if told := storm.digest(now):
+            together |= set(told["incidents"])
+    if told := storm.digest(now, last=True):
+        together |= set(told["incidents"])
+    assert alone | together == {f"k{n}" for n, _, _ in script}
+
+
+async def test_what_waits_for_a_digest_is_told_after_a_kill(tmp_path: Path) -> None:
+    clock, sinks = ManualClock(1000.0), [SinkFilter("hook")]
+    changes = [Opened(incident(n, job="run", revision=1)) for n in range(5)]
+    with Store(tmp_path / "x.db", clock) as store:
+        ledger = Ledger(dict, store, Woken(), sinks, clock)  # type: ignore[arg-type]
+        ledger.add(changes, [])
+        await ledger.commit()
+        assert [row.delivery.key for row in store.due(1e12)] == ["k0", "k1", "k2"]
+    with Store(tmp_path / "x.db", clock) as store:
+        ledger = Ledger(dict, store, Woken(), sinks, clock)  # type: ignore[arg-type]
+        await ledger.commit()
+        assert store.pending() == 3
+        await clock.advance(GATHER + 1)
+        await ledger.commit()
+        digest = [row.delivery.verdict for row in store.due(1e12) if "incidents" in row.delivery.verdict]
+        assert [sorted(told["incidents"]) for told in digest] == [["k3", "k4"]]
+
+
+class Woken:
+    def wake(self) -> None:
+        pass

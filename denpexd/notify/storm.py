@@ -1,0 +1,111 @@
+"""What is too much for one receiver: further incidents are told together, in one message, instead of one page each.
+
+Of one failure of one job three first messages an hour, of all together sixty; what is above waits for a digest. Nothing
+here does I/O; times are seconds on any steady axis.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SAME, ALL, WITHIN = 3, 60, 3600.0
+GATHER, EVERY = 60.0, 300.0  # a digest comes so long after its first incident, and so long after the one before
+MOST = 1000  # incidents that wait; with so many the digest comes at once
+_SEVERITIES = ("low", "medium", "high", "critical")
+
+Verdict = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Storm:
+    """What one sink was told first lately, and what waits to be told together."""
+
+    held: dict[str, Verdict] = field(default_factory=dict)
+    _pages: deque[tuple[float, tuple[object, object]]] = field(default_factory=deque)
+    _since: float = 0.0
+    _told: float = float("-inf")
+
+    def holds(self, verdict: Verdict, now: float) -> bool:
+        """Whether the first message about an incident has to wait; if not, it counts as sent now."""
+        while self._pages and self._pages[0][0] <= now - WITHIN:
+            self._pages.popleft()
+        slot, key = (verdict.get("job"), verdict.get("failure")), str(verdict["key"])
+        if len(self._pages) < ALL and sum(other == slot for _, other in self._pages) < SAME:
+            self._pages.append((now, slot))
+            self.held.pop(key, None)
+            return False
+        self.hold(verdict, now)
+        return True
+
+    def hold(self, verdict: Verdict, now: float) -> None:
+        """Tell of this incident with the next digest."""
+        if not self.held:
+            self._since = now
+        self.held[str(verdict["key"])] = verdict
+
+    def over(self, verdict: Verdict) -> None:
+        """An incident has ended; if it waits to be told, this is told of it."""
+        if (key := str(verdict["key"])) in self.held:
+            self.held[key] = verdict
+
+    def digest(self, now: float, *, last: bool = False) -> dict[str, object] | None:
+        """One message for all that waits, when its time has come or `last`, as a verdict; None otherwise."""
+        due = last or len(self.held) >= MOST or now >= max(self._since + GATHER, self._told + EVERY)
+        if not self.held or not due:
+            return None
+        held, self.held, self._told = list(self.held.values()), {}, now
+        return _digest(held, now)
+
+
+def _digest(held: list[Verdict], now: float) -> dict[str, object]:
+    jobs: dict[str, Counter[str]] = {}
+    for verdict in held:
+        jobs.setdefault(str(verdict.get("failure")), Counter())[str(verdict.get("job"))] += 1
+    ended = sum(v.get("state") == "closed" for v in held)
+    kinds = sorted(jobs.items(), key=lambda kind: -kind[1].total())
+    where = [f"{f} {js.total()} times in {next(iter(js)) if len(js) == 1 else f'{len(js)} jobs'}" for f, js in kinds]
+    listed = "; ".join(where[:20]) + (f"; and {len(where) - 20} more failures" if len(where) > 20 else "")
+    severity = max(
+        (str(v.get("severity")) for v in held), key=lambda s: _SEVERITIES.index(s) if s in _SEVERITIES else 0
+    )
+    answer = f"Too many incidents for a message each. These {len(held)}, {ended} of them over by now: {listed}."
+    return notice(
+        key=f"denpexd-storm-{round(now * 1000):x}",
+        job="denpexd",
+        failure="denpexd-storm",
+        title=f"{len(held)} further incidents",
+        severity=severity,
+        t=now,
+        quick_answer=answer,
+        root_cause=f"Within an hour a receiver is told of {ALL} incidents, and of {SAME} of one failure in one job.",
+        incidents=[str(v["key"]) for v in held],
+        remediation=[{"do": "Look at them in the console or in /api/v1/incidents.", "risk": "read-only"}],
+    )
+
+
+def notice(*, t: float, title: str, **said: object) -> dict[str, object]:
+    """A verdict that tells of denpexd itself, not of a failure. `t`: Unix seconds; `said`: fields of the verdict."""
+    lists = ("aliases", "unheard_ranks", "evidence", "stacks", "against", "missing", "alternatives", "references")
+    blank = dict.fromkeys(("fallback", "mitigation", "verification", "prevention"), "")
+    ranks: dict[str, object] = {"initiating_ranks": [], "collateral_ranks": [], "nodes": {}, "related": []}
+    return {
+        "attempt": 0,
+        "title": title,
+        "category": "environment",
+        "certainty": "confirmed",
+        "state": "open",
+        "opened_t": t,
+        "updated_t": t,
+        "revision": 1,
+        "event": "opened",
+        "domain": "configuration",
+        "step": None,
+        "hang": False,
+        "summary": title,
+        "changed": None,
+        "resume_safe": "yes",
+        **{name: [] for name in lists},
+        **blank,
+        **ranks,
+        **said,
+    }
