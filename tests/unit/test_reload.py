@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -219,3 +220,25 @@ async def test_settings_that_are_broken_change_nothing(site: Site) -> None:
     assert not taken
     assert "denpexd.yaml:3" in said
     assert set(daemon.reader.found) == {site.logs / "rank0.log"}
+
+
+async def test_a_fault_at_one_line_is_no_crash_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    feed, faults = daemon.pipeline.feed, 0
+
+    def poisoned(found: Any, read: Any, now: float) -> Any:
+        nonlocal faults
+        if b"poison" in read.data:
+            faults += 1
+            raise ValueError("a fault of ours")
+        return feed(found, read, now)
+
+    monkeypatch.setattr(daemon.pipeline, "feed", poisoned)
+    site.print(0, "poison\n")
+    await site.becomes(lambda: faults > 0)
+    for rank in (0, 1):
+        site.print(rank, "".join(STEP.format(n=n) for n in range(20)))
+    await site.becomes(lambda: daemon.pipeline.lines >= 40)
+    assert (await site.numbers())["denpexd_task_restarts_total{task=read}"] == 1
+    assert faults == 1
