@@ -215,6 +215,7 @@ async def run(
             "read": daemon.read_forever,
             "tick": lambda: daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)),
             "discover": daemon.discover_forever,
+            "stuck": lambda: tell_where_it_is_stuck(clock),
         }
         if collector is local:
             feed = NodeFeed(kernel, Places(processes), Resources(), daemon, lambda: local.ranks)
@@ -222,7 +223,6 @@ async def run(
         tasks = [
             asyncio.create_task(serve(app, sock, listening=ready), name="web"),
             *(asyncio.create_task(daemon.supervisor.keep(*one), name=one[0]) for one in kept_going.items()),
-            asyncio.create_task(tell_where_it_is_stuck(clock), name="stuck"),
         ]
         stop = asyncio.create_task(daemon.wait_for_stop(until), name="stop")
         try:

@@ -3,8 +3,10 @@
 A crash of the process would be worse: it would come back to the same line, and crash again.
 """
 
+import asyncio
 import faulthandler
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine
 
@@ -46,6 +48,8 @@ class Supervisor:
 
 async def tell_where_it_is_stuck(clock: Clock, after: float = STUCK) -> None:
     """Where the event loop stands still for that many seconds, all stacks go to standard error; until cancelled."""
+    if sys.__stderr__ is None:  # closed: its number may be that of any other file by now
+        await asyncio.Event().wait()
     try:
         while True:
             faulthandler.dump_traceback_later(after, file=2)
