@@ -26,7 +26,7 @@ import yaml
 
 JOBS = Path(__file__).parent / "jobs"
 BIN = Path(sys.executable).parent
-AT_ONCE = 3  # more would only make every start-up, and every alert, later on two cores
+AT_ONCE = 4  # they mostly wait; more would only make every start-up, and every alert, later on two cores
 START_UP = 150.0  # seconds until a job must have got going: torch is slow to import on a loaded machine
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 DENPEXD = str(Path(sys.executable).parent / "denpexd")
 SECRET = "hf_" + "abcdefghijklmnopqrstuvwxyzabcdefghij"

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 DENPEXD = [sys.executable, "-m", "denpexd"]
 LOG = """

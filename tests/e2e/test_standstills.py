@@ -15,7 +15,7 @@ import pytest
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.torch,
-    pytest.mark.timeout(480),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (group e2e)"),
 ]
 
