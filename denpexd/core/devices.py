@@ -239,7 +239,7 @@ def _one_node_only(world: int, at: int) -> bool:
 
 def _one_of(job: "JobState", line: Noticed, near: list[int], *, named: bool) -> tuple[int, ...]:
     """The only rank it can be, the only one that failed by itself, or the one in whose log the line stands, unless the
-    line names another process, or others failed by themselves and this one did not."""
+    line names another process, or others failed by themselves: a kernel's lines stand where somebody collects them."""
     quiet = _quiet(job, near)
     failed = [r for r in quiet if r in job.ranks and _failed_itself(job.ranks[r])]
     if len(failed) == 1:
@@ -247,4 +247,4 @@ def _one_of(job: "JobState", line: Noticed, near: list[int], *, named: bool) -> 
     if len(quiet) == 1:
         return tuple(quiet)
     teller = line.first.teller
-    return (teller,) if teller in (failed or quiet) and not named else (UNKNOWN_RANK,)
+    return (teller,) if teller in quiet and not failed and not named else (UNKNOWN_RANK,)

@@ -201,6 +201,15 @@ def test_a_cuda_error_before_the_line_may_be_its_consequence(job: JobState) -> N
     assert xid(job, job.ranks[1], codes("79"), 30.0, Limits())
 
 
+def test_a_line_that_names_no_process_is_not_about_its_teller_when_several_ranks_failed(job: JobState) -> None:
+    told(job, xid="74", pci="0000:b4:00", rank=0)
+    assert placed(job) == (0,)
+    error = ("RuntimeError", "CUDA error: uncorrectable NVLink error detected during the execution")
+    for rank in range(4):
+        Intake(Catalog({}, {}), job).raised(Raised(6.0, rank, "f", 0, "", (error,), (), uncaught=True))
+    assert placed(job) == (UNKNOWN_RANK,)
+
+
 def test_the_rank_that_the_kernel_names_goes_before_those_that_say_the_same() -> None:
     own, told_ = Signal("r.own", "log", "said"), Signal("r.x", "fact", "said", fact="xid", params={"code": "79"})
     job = JobState("j", 0.0, world_size=3)
