@@ -3,6 +3,7 @@
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
 # make soak     the daemon beside 64 growing logs for MINUTES (20): does anything grow?
+# make fuzz     hostile lines, rules, configuration, dumps, stacks, answers and requests, MINUTES (15) for each
 # make secrets  how many fake secrets are hidden, by kind and by what a program did to the text
 # make lock   the exact versions with hashes that image and CI install: deploy/requirements.lock
 # make sbom   what the package is made of, as CycloneDX: build/denpexd.cdx.json
@@ -22,7 +23,7 @@ INCIDENT ?=
 TIMES ?= 40
 MINUTES ?=
 
-.PHONY: setup demo test score secrets explore soak lint docs lock sbom audit check clean
+.PHONY: setup demo test score secrets explore soak fuzz lint docs lock sbom audit check clean
 
 setup: $(VENV)/.tools
 
@@ -34,6 +35,9 @@ test: $(VENV)/.tools
 
 explore: $(VENV)/.tools
 	DENPEXD_EXPLORE=$(TIMES) DENPEXD_NEW_SEEDS=1 $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py
+
+fuzz: $(VENV)/.tools
+	$(BIN)/python bench/fuzz.py $(or $(MINUTES),15)
 
 soak: $(VENV)/.package
 	$(BIN)/python bench/soak.py $(or $(MINUTES),20)

@@ -42,7 +42,7 @@ GONE_QUIET = 3600.0  # and one that has no file any more, whatever is open
 MOST_JOBS = 2_000
 MOST_COUNTED = 5_000  # label sets of settled incidents; older ones are counted under OTHER
 OTHER = "_other"
-_TAPES = 8  # recordings share as much memory as this many may have alone
+_TAPES = 3  # recordings share as much memory as this many may have alone
 _MOST_STARTS = 256  # earlier starts of one job
 
 Change = Opened | Updated | Closed

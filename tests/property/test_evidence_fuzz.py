@@ -2,9 +2,10 @@
 
 import json
 import os
-import random
 import time
 from pathlib import Path
+
+from mutations import dice_of, mutated
 
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core.events import Event, Frames
@@ -43,29 +44,6 @@ Root Cause (first observed failure):
   traceback : Signal 9 (SIGKILL) received by PID 4713
 ============================================================
 """
-STRANGE = (
-    *('"', "{", "}", "[", "]", "\\u0000", "\\ud800", "1e999", "-1", "null", "\0", "\x1b[2J", "\r", "\n", "é", "\u2028"),
-    *("Thread 0x", "Current thread 0x0 (most recent call first):", "Process 1: ", "    ", "  File ", ", line 999 in "),
-    *("(", ")", ":", "9" * 40, "a" * 5000, "Traceback (most recent call last):\n", "\ufffd", "(idle)", "<module>"),
-)
-
-
-def mutated(text: str, dice: random.Random) -> str:
-    for _ in range(dice.randint(1, 8)):
-        at = dice.randrange(len(text) + 1)
-        match dice.randrange(5):
-            case 0:
-                text = text[:at]
-            case 1:
-                text = text[:at] + dice.choice(STRANGE) + text[at:]
-            case 2:
-                text = text[:at] + text[at + dice.randint(1, 200) :]
-            case 3:
-                text = text[: at + 300] + text[at : at + 300] * dice.randint(1, 20) + text[at:]
-            case _:
-                other = dice.randrange(len(text) + 1)
-                text = text[:at] + text[other : other + 500] + text[at:]
-    return text
 
 
 def bounded(frames: Frames | None) -> None:
@@ -79,7 +57,7 @@ def bounded(frames: Frames | None) -> None:
 
 
 def test_mutated_stacks_of_py_spy_are_read_or_refused() -> None:
-    dice = random.Random(11)
+    dice = dice_of(11)
     originals = [path.read_text() for path in sorted([*DATA.glob("*.py-spy.*"), *DATA.glob("*.native.txt")])]
     read = 0
     for _ in range(COUNT):
@@ -95,7 +73,7 @@ def test_mutated_stacks_of_py_spy_are_read_or_refused() -> None:
 
 
 def test_json_that_is_no_dump_at_all_is_refused() -> None:
-    dice = random.Random(12)
+    dice = dice_of(12)
     values: list[object] = [None, True, -1, 1e308, "x" * 1000, [], {}, [[]], {"frames": [1]}, [{"frames": [{}]}]]
     for _ in range(COUNT):
         entry = {
@@ -108,7 +86,7 @@ def test_json_that_is_no_dump_at_all_is_refused() -> None:
 
 
 def test_mutated_error_files_of_torchelastic_are_read_or_left_alone() -> None:
-    dice = random.Random(14)
+    dice = dice_of(14)
     stack = 'Traceback (most recent call last):\n  File "/ws/train.py", line 6, in main\nValueError: é\n' * 20
     said = {"message": {"message": "ValueError: é", "extraInfo": {"py_callstack": stack, "timestamp": "1796051494"}}}
     assert restored(json.dumps(said).encode()).decode() == stack
@@ -123,7 +101,7 @@ def test_mutated_error_files_of_torchelastic_are_read_or_left_alone() -> None:
 
 def test_mutated_reports_in_logs_harm_nobody() -> None:
     """faulthandler, launchers and the kernel, through the scanner with all shipped rules, cut into pieces anywhere."""
-    dice = random.Random(13)
+    dice = dice_of(13)
     catalog, _ = load([shipped_rules()])
     scanner = Scanner([s for s in catalog.signals.values() if s.kind == "log"], choose_engine())
     originals = [path.read_text() for path in sorted(DATA.glob("*.faulthandler.txt"))] + [KERNEL, LAUNCHER]

@@ -5,6 +5,8 @@ import random
 import time
 from pathlib import Path
 
+from mutations import dice_of
+
 from denpexd.core.flight_verdict import analyse
 from denpexd.evidence.flight_read import read_files, read_folder
 
@@ -68,7 +70,7 @@ def mutated(data: bytes, dice: random.Random) -> bytes:
 
 
 def test_mutated_dumps_are_read_or_explained(tmp_path: Path) -> None:
-    dice = random.Random(7)
+    dice = dice_of(7)
     originals = [path.read_bytes() for path in sorted(DATA.glob("*/*rank*"))]
     canary = tmp_path / "canary"
     bad = [*hostile(canary), shared_without_end()]

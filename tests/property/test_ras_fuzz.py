@@ -1,7 +1,8 @@
 """Whatever listens on the port of NCCL's RAS may answer anything: a report or a plain refusal, and quickly."""
 
 import json
-import random
+
+from mutations import dice_of
 
 from denpexd.core.events import Fact
 from denpexd.evidence.ras_findings import facts, global_ranks
@@ -82,7 +83,7 @@ def mutated(text, chance):
 
 
 def test_no_answer_does_harm():
-    chance = random.Random(7)
+    chance = dice_of(7)
     good = parse(AS_JSON)
     read = 0
     for number in range(ROUNDS):

@@ -414,5 +414,5 @@ def test_recordings_of_many_jobs_share_the_memory_of_a_few(scanner: Scanner) -> 
         pipeline.job(f"run{number}")
     pipeline.forget(START)
     rooms = [job.tape.room for job in pipeline.jobs.values() if job.tape is not None]
-    assert 7 << 20 < sum(rooms) <= 8 << 20
+    assert 2 << 20 < sum(rooms) <= 3 << 20
     assert len(rooms) == 80
