@@ -52,7 +52,7 @@ def fill_journal(state: Path, jobs: list[str]) -> int:
     for n in range(MAX_JOURNAL):
         job, rank = jobs[n % len(jobs)], n // len(jobs) % RANKS
         step = {"step": str(n), "loss": "2.5"}
-        hit = Hit(float(n % 5000), rank, "progress-step-loss", f"step {n} loss 2.5", step, f"/l/{rank}.log", n)
+        hit = Hit(float(n % 5000), rank, "steps.key-value", f"/l/{rank}.log", n, f"step {n} loss 2.5", step)
         line = encode(job, hit if n % 10 else Fact(float(n % 5000), rank, "memory", {"used": str(n)}))
         lines.append((line,))
     with sqlite3.connect(state) as database:

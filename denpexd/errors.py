@@ -25,7 +25,12 @@ class RuleError(DenpexdError):
 
     def __init__(self, path: str, line: int, column: int, why: str, hint: str = "") -> None:
         self.path, self.line, self.column, self.why, self.hint = path, line, column, why, hint
-        super().__init__(f"{path}:{line}:{column}: {why}" + (f" ({hint})" if hint else ""))
+        super().__init__(f"{path}:{line}:{column}: {_short(why)}" + (f" ({_short(hint)})" if hint else ""))
+
+
+def _short(text: str) -> str:
+    """A message quotes what is wrong, which may be a whole page."""
+    return text if len(text) <= 2_000 else f"{text[:1_500]} ... {text[-400:]}"
 
 
 class RuleErrors(DenpexdError):

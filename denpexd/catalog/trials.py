@@ -14,7 +14,6 @@ from denpexd.catalog.document import Trail
 from denpexd.catalog.examples import ExampleResult, difference, result_of
 from denpexd.catalog.mutants import Mutant, mutants
 from denpexd.core.events import Hit
-from denpexd.core.incident import superseded
 from denpexd.core.rule import TIMED, Catalog, Correlation, Example, Rule, Signal, used_signals
 from denpexd.errors import DenpexdError
 
@@ -101,7 +100,7 @@ class Prover:
 
     def __init__(self, catalog: Catalog, stage: Stage, *, clauses: bool = True, exact: bool = True) -> None:
         self._catalog, self._stage, self._clauses, self._exact = catalog, stage, clauses, exact
-        self._below = superseded(catalog.rules)
+        self._below = catalog.below
         self._used = {rule.id: used_signals(rule) for rule in catalog.rules.values()}
 
     def all(self, rules: Sequence[str], *, workers: int = 1) -> list[Trial]:

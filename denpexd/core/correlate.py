@@ -31,7 +31,7 @@ from denpexd.core.events import (
 from denpexd.core.flight import Dump
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
-from denpexd.core.rule import Catalog, Index
+from denpexd.core.rule import Catalog
 from denpexd.core.speaker import STOP_OVER, Matches, Speaker
 from denpexd.core.state import JobState
 
@@ -120,9 +120,9 @@ class Correlator:
         """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
         self.catalog = catalog
         self._intake = Intake(catalog, self.job)
-        self._index = Index(catalog)
+        self._index = catalog.index
         self._matches.live = {}
-        self._speaker.use(catalog.rules)
+        self._speaker.use(catalog)
         self._dirty = set(catalog.rules)
         self._later = set[str]()  # for the next tick: dumps come by the hundred, and count after some seconds only
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from denpexd.core import cadence, operations
 from denpexd.core.match import Candidate
-from denpexd.core.rule import Rule
 from denpexd.core.state import JobState
 
 SETTLE = 10.0  # late ranks print for seconds after the first error
@@ -45,23 +44,6 @@ class Incident:
 def essence(candidate: Candidate) -> tuple[object, ...]:
     """What makes an update worth a message."""
     return (candidate.rule.id, candidate.certainty, candidate.initiating, candidate.collateral)
-
-
-def superseded(rules: Mapping[str, Rule]) -> dict[str, frozenset[str]]:
-    """For each rule the ids that it explains better, transitively."""
-    closure: dict[str, frozenset[str]] = {}
-
-    def reach(rule_id: str, path: frozenset[str]) -> frozenset[str]:
-        if rule_id in closure or rule_id in path or rule_id not in rules:
-            return closure.get(rule_id, frozenset())
-        below = set(rules[rule_id].supersedes)
-        for other in rules[rule_id].supersedes:
-            below |= reach(other, path | {rule_id})
-        return frozenset(below)
-
-    for rule_id in rules:
-        closure[rule_id] = reach(rule_id, frozenset())
-    return closure
 
 
 def beats(a: Candidate, b: Candidate, below: Mapping[str, frozenset[str]]) -> str | None:

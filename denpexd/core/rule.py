@@ -5,6 +5,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from denpexd.core.events import UNKNOWN_RANK
@@ -158,13 +159,40 @@ class Example:
     by: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Catalog:
     """Everything loaded: rules by id, shared and own signals by id, and the ids of rules by alias."""
 
     rules: Mapping[str, Rule]
     signals: Mapping[str, Signal]
     aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def index(self) -> "Index":
+        """The rules by what they depend on, made once for all jobs."""
+        return Index(self)
+
+    @cached_property
+    def below(self) -> Mapping[str, frozenset[str]]:
+        """For each rule the ids that it explains better, made once for all jobs."""
+        return superseded(self.rules)
+
+
+def superseded(rules: Mapping[str, Rule]) -> dict[str, frozenset[str]]:
+    """For each rule the ids that it explains better, transitively."""
+    closure: dict[str, frozenset[str]] = {}
+
+    def reach(rule_id: str, path: frozenset[str]) -> frozenset[str]:
+        if rule_id in closure or rule_id in path or rule_id not in rules:
+            return closure.get(rule_id, frozenset())
+        below = set(rules[rule_id].supersedes)
+        for other in rules[rule_id].supersedes:
+            below |= reach(other, path | {rule_id})
+        return frozenset(below)
+
+    for rule_id in rules:
+        closure[rule_id] = reach(rule_id, frozenset())
+    return closure
 
 
 def free_ranks(size: str, universe: Sequence[int], taken: Collection[int]) -> list[int]:

@@ -18,10 +18,9 @@ from denpexd.core.incident import (
     make_key,
     moved_on,
     ready,
-    superseded,
 )
 from denpexd.core.match import Candidate
-from denpexd.core.rule import Rule
+from denpexd.core.rule import Catalog
 from denpexd.core.state import JobState
 
 STOP_OVER = "stop_over"  # name of the fact that an earlier daemon has closed a stop
@@ -65,10 +64,10 @@ class Speaker:
         """Whether an incident is open."""
         return bool(self._incidents)
 
-    def use(self, rules: Mapping[str, Rule]) -> None:
+    def use(self, catalog: Catalog) -> None:
         """Speak of these rules from now on; incidents that are open stay so."""
-        self._rules = rules
-        self._below = superseded(rules)
+        self._rules = catalog.rules
+        self._below = catalog.below
 
     # --- restart ----------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from denpexd.catalog.load import load
 from denpexd.core.evidence import Evidence
-from denpexd.core.incident import CAP, QUIET, SETTLE, beats, best, due, essence, make_key, superseded
+from denpexd.core.incident import CAP, QUIET, SETTLE, beats, best, due, essence, make_key
 from denpexd.core.match import Candidate
 from denpexd.core.numbers import ranks_text
+from denpexd.core.rule import superseded
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 BELOW = superseded(TINY.rules)
