@@ -196,7 +196,7 @@ class Pipeline:
         room = self._record[0] * _TAPES // max(_TAPES, len(self.jobs))
         for job in self.jobs.values():
             if job.tape is not None:
-                job.tape.room = room
+                job.tape.fit(room)
         return outcome
 
     def _forget(self, name: str) -> None:

@@ -102,7 +102,7 @@ def _key(event: Event) -> tuple[object, ...]:
 
 
 class Tape:
-    """The recording of one job. `room`: bytes (a fair guess of them), from the next batch on; `age`: seconds."""
+    """The recording of one job. `room`: bytes (a fair guess of them); `age`: seconds."""
 
     def __init__(self, job: str, start: float, limits: Limits, depth: Depth, *, room: int, age: float) -> None:
         self._job, self._start, self._limits, self._depth = job, start, limits, depth
@@ -117,7 +117,14 @@ class Tape:
         size = sum(map(_size, events))
         self._batches.append((events, size))
         self.bytes += size
-        oldest = events[-1].t - self._age
+        self._let_go(events[-1].t - self._age)
+
+    def fit(self, room: int) -> None:
+        """Be content with that many bytes from now on."""
+        self.room = room
+        self._let_go(float("-inf"))
+
+    def _let_go(self, oldest: float) -> None:
         while len(self._batches) > 1 and (self.bytes > self.room or self._batches[0][0][-1].t < oldest):
             gone, size = self._batches.popleft()
             self.bytes -= size

@@ -99,6 +99,8 @@ def test_it_is_bounded_by_bytes_and_by_age() -> None:
     for n in range(1000):
         made.add([hit(float(n) / 100, "x" * 1000)])
     assert made.bytes <= 50_000
+    made.fit(10_000)  # also where nothing more comes: a job that is over
+    assert 0 < made.bytes <= 10_000
     old = tape(age=100.0)
     for n in range(1000):
         old.add([Tick(float(n))])
