@@ -203,7 +203,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "KEPT", 100)
     monkeypatch.setattr(pipeline, "MOST_COUNTED", 50)
     monkeypatch.setattr(reader, "LEFT_FOR", 3600.0)
-    monkeypatch.setattr(open_files, "_REMEMBERED", 200)
+    monkeypatch.setattr(open_files, "_REMEMBERED", 40)  # few, where inodes are used again soon
 
 
 @pytest.mark.timeout(300)
