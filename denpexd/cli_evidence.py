@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ def flight(folder: Path, world: int | None, everything: bool, form: str) -> None
 
 def as_text(report: "Report", *, everything: bool = False) -> str:
     """The verdict first, then what it rests on, then what could not be read."""
-    from denpexd.core.flight_verdict import ranks_text
+    from denpexd.core.numbers import ranks_named
 
     parts = [_verdict(report.analysis)] if report.readable else []
     rows = _rows(report.analysis, everything=everything)
@@ -104,37 +103,33 @@ def as_text(report: "Report", *, everything: bool = False) -> str:
     if wrong:
         parts.append("Not used:\n" + "\n".join(wrong))
     if report.readable and report.analysis.absent:
-        parts.append(f"No readable dump of {ranks_text(report.analysis.absent)}.")
+        parts.append(f"No readable dump of {ranks_named(report.analysis.absent)}.")
     return "\n\n".join(parts)
 
 
 def _verdict(analysis: "Analysis") -> str:
-    from denpexd.core.flight_verdict import ranks_text
+    from denpexd.core.numbers import ranks_named
 
     verdict = analysis.verdict
     if verdict.initiating:
         keep = "keeps" if len(verdict.initiating) == 1 else "keep"
-        head = f"{ranks_text(verdict.initiating).capitalize()} {keep} the others waiting ({verdict.certainty})."
+        head = f"{ranks_named(verdict.initiating).capitalize()} {keep} the others waiting ({verdict.certainty})."
     elif verdict.finding == "none":
         head = "The dumps show no rank that waits."
     else:
         head = "Ranks wait; the dumps do not tell which rank is the cause (undetermined)."
     lines = [head, f"{verdict.text[:1].upper()}{verdict.text[1:]}."]
     if verdict.suspected:
-        lines.append(f"In question: {ranks_text(verdict.suspected)}.")
+        lines.append(f"In question: {ranks_named(verdict.suspected)}.")
     lines += [f"Missing: {text}." for text in verdict.missing]
     if verdict.failure:
         lines.append(f"What to do: denpexd explain {verdict.failure}")
     return "\n".join(lines)
 
 
-def _numbers(ranks: Sequence[int]) -> str:
-    from denpexd.core.flight_verdict import ranks_text
-
-    return ranks_text(ranks).split(" ", 1)[1]
-
-
 def _rows(analysis: "Analysis", *, everything: bool) -> list[tuple[str, ...]]:
+    from denpexd.core.numbers import ranks_text
+
     rows: list[tuple[str, ...]] = []
     shown = [g for g in analysis.groups.values() if everything or any(p.waits for p in g.places.values())]
     for group in shown[:_MOST_GROUPS]:
@@ -142,9 +137,9 @@ def _rows(analysis: "Analysis", *, everything: bool) -> list[tuple[str, ...]]:
         for rank, place in sorted(group.places.items()):
             alike.setdefault(_cells(place), []).append(rank)
         for cells, members in alike.items():
-            rows.append((group.label, _numbers(members), *cells))
+            rows.append((group.label, ranks_text(members), *cells))
         if group.silent:
-            rows.append((group.label, _numbers(group.silent), "-", "-", "no entries", ""))
+            rows.append((group.label, ranks_text(group.silent), "-", "-", "no entries", ""))
     if len(shown) > _MOST_GROUPS:
         rows.append((f"and {len(shown) - _MOST_GROUPS} more groups", "", "", "", "", ""))
     return rows

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from denpexd.core.evidence import Evidence, beginning
-from denpexd.core.flight_verdict import ranks_text as ranks_named
 from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
 from denpexd.core.match import Candidate
-from denpexd.core.numbers import ranks_text
+from denpexd.core.numbers import ranks_named, ranks_text
 from denpexd.core.stands import groups, worker
 from denpexd.core.state import JobState
 from denpexd.core.testimony import is_hang

@@ -11,6 +11,7 @@ from denpexd.core.flight import Dump, Outline, outline
 from denpexd.core.flight_groups import Group, groups
 from denpexd.core.flight_match import Mismatch, first_mismatch, keeps_order, left_the_order
 from denpexd.core.flight_waits import Waits, waits
+from denpexd.core.numbers import ranks_named
 
 FAILURES = {"op": "collective-order-mismatch", "circle": "collective-order-mismatch",
             "size": "collective-shape-mismatch", "dtype": "collective-shape-mismatch"}  # fmt: skip
@@ -103,7 +104,7 @@ def _mismatched(found: Mismatch, case: Analysis) -> Verdict:
     for rank, op in sorted(found.calls.items()):
         shown = op.call if found.what != "dtype" else f"{op.call} {'/'.join(op.dtypes)}"
         calls.setdefault(shown, []).append(rank)
-    sides = ", ".join(f"{ranks_text(ranks)} in {call}" for call, ranks in calls.items())
+    sides = ", ".join(f"{ranks_named(ranks)} in {call}" for call, ranks in calls.items())
     text = f"group {group.label}, collective {found.seq}: {sides}"
     if not found.odd:
         why = ("which side left the common order: no majority and no pattern in the recorded history tells it",)
@@ -114,7 +115,7 @@ def _mismatched(found: Mismatch, case: Analysis) -> Verdict:
         return Verdict(found.what, "undetermined", (), (), tuple(sorted(found.calls)), text, whole)
     sure = "likely" if found.by_pattern else "confirmed"
     if found.by_pattern:
-        text += f"; {ranks_text(found.odd)} left the order that all had kept"
+        text += f"; {ranks_named(found.odd)} left the order that all had kept"
     return Verdict(found.what, sure, found.odd, _others(case, found.odd), (), text)
 
 
@@ -129,11 +130,11 @@ def _named(case: Analysis, ends: set[int]) -> Verdict:
         return _alone(case, idle)
     said = []
     if idle:
-        said.append(f"{ranks_text(idle)} entered nothing more while others wait{_for(case, set(idle))}")
+        said.append(f"{ranks_named(idle)} entered nothing more while others wait{_for(case, set(idle))}")
     if passed:
         first = case.waits.stands[passed[0]]
         label = case.groups[first.group].label
-        said.append(f"{ranks_text(passed)} did not complete what the peers have (oldest: {first.call}, group {label})")
+        said.append(f"{ranks_named(passed)} did not complete what the peers have (oldest: {first.call}, group {label})")
     timed_out = any(op.timed_out for op in case.waits.stands.values())
     certainty = "confirmed" if timed_out and case.groups else "likely"
     finding = "absent" if idle else "passed"
@@ -156,8 +157,8 @@ def _as_always(case: Analysis, waiting: Sequence[int]) -> bool:
 
 def _alone(case: Analysis, idle: Sequence[int]) -> Verdict:
     came = sorted(r for waiting, on in case.waits.together() if not on.isdisjoint(idle) for r in waiting)
-    text = f"only {ranks_text(came)} came{_for(case, set(idle))}; {ranks_text(idle)} entered nothing more"
-    why = f"whether {ranks_text(idle)} would have called it: the stacks of all ranks show it"
+    text = f"only {ranks_named(came)} came{_for(case, set(idle))}; {ranks_named(idle)} entered nothing more"
+    why = f"whether {ranks_named(idle)} would have called it: the stacks of all ranks show it"
     return Verdict("alone", "undetermined", (), (), tuple(sorted({*came, *idle})), text, (why,))
 
 
@@ -175,11 +176,11 @@ def _open(case: Analysis, ends: set[int], unknown: set[int]) -> Verdict:
     gone = sorted(unknown - set(older))
     missing = list(_gaps(gone))
     if older:
-        missing.append(f"a newer dump of {ranks_text(older)}: others have completed what needs them too")
+        missing.append(f"a newer dump of {ranks_named(older)}: others have completed what needs them too")
     known = sorted(ends - unknown)
-    text = f"others wait for {ranks_text(sorted(unknown))}, of which no dump shows what they do"
+    text = f"others wait for {ranks_named(sorted(unknown))}, of which no dump shows what they do"
     if known:
-        text += f"; {ranks_text(known)} keep others waiting as well"
+        text += f"; {ranks_named(known)} keep others waiting as well"
     return Verdict("open", "undetermined", (), (), tuple(sorted(ends)), text, tuple(missing))
 
 
@@ -187,11 +188,11 @@ def _circle(case: Analysis, ring: set[int]) -> Verdict:
     stands = {r: case.waits.stands[r] for r in ring}
     odd = left_the_order({r: case.dumps[r] for r in ring}, stands)
     sides = ", ".join(f"rank {r} in {op.call} of group {op.group}" for r, op in sorted(stands.items())[:4])
-    text = f"{ranks_text(sorted(ring))} wait for each other in several groups: {sides}"
+    text = f"{ranks_named(sorted(ring))} wait for each other in several groups: {sides}"
     if not odd:
         why = "the order in which the program enters its groups: the recorded history does not tell it"
         return Verdict("circle", "undetermined", (), (), tuple(sorted(ring)), text, (why,))
-    text += f"; {ranks_text(odd)} left the order that all had kept"
+    text += f"; {ranks_named(odd)} left the order that all had kept"
     return Verdict("circle", "likely", odd, _others(case, odd), (), text)
 
 
@@ -208,19 +209,7 @@ def _others(case: Analysis, named: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gaps(ranks: Sequence[int]) -> tuple[str, ...]:
-    return (f"a readable dump of {ranks_text(ranks)}",) if ranks else ()
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-6, 9`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+    return (f"a readable dump of {ranks_named(ranks)}",) if ranks else ()
 
 
 _NOTHING = Verdict(

@@ -8,7 +8,7 @@ where nobody could look, nothing is known.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from denpexd.core.numbers import ranks_text
+from denpexd.core.numbers import ranks_named
 from denpexd.core.records import Facts
 from denpexd.core.state import JobState
 
@@ -208,4 +208,4 @@ def _where(ranks: Sequence[int], now: Mapping[int, Facts], nodes: Mapping[int, s
     if None not in on and sorted(whole) == sorted(ranks):
         names = sorted(node for node in on if node)
         return f"node{'s' if len(names) > 1 else ''} {', '.join(names[:4])}" + (", ..." if len(names) > 4 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return ranks_named(ranks)

@@ -262,3 +262,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-6,9`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from denpexd.core import flight_facts, stands
 from denpexd.core.evidence import Evidence
-from denpexd.core.flight_verdict import ranks_text as ranks_named
+from denpexd.core.numbers import ranks_named
 from denpexd.core.records import Snapshot
 from denpexd.core.state import JobState, RankState
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 import denpexd
 from denpexd.clock import iso
+from denpexd.core.numbers import ranks_named
 from denpexd.web.view import RANK_STATES, JobView, RankView, Stats, Verdict
 
 MAX_CELLS = 2048
@@ -96,17 +97,9 @@ def job_panel(job: JobView) -> JobPanel:
 
 
 def rank_ranges(ranks: Iterable[int]) -> str:
-    """Ranks in words a person reads: "rank 3", "ranks 0, 4-7"; "none" when empty."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    if not spans:
-        return "none"
-    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+    """Ranks in words a person reads: "rank 3", "ranks 0,4-7"; "none" when empty."""
+    named = sorted(set(ranks))
+    return ranks_named(named) if named else "none"
 
 
 def duration(seconds: float | None) -> str:

@@ -398,7 +398,7 @@ class TestConsole:
         assert [rank_ranges(r) for r in ([], [3], [0, 1, 2, 5, 7, 6], [4, 4])] == [
             "none",
             "rank 3",
-            "ranks 0-2, 5-7",
+            "ranks 0-2,5-7",
             "rank 4",
         ]
         assert [duration(s) for s in (None, 0.25, 9.94, 59, 61, 3700)] == [
