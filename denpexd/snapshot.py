@@ -127,7 +127,8 @@ def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:
     """One job as the console shows it."""
     failed = {r for v in verdicts for r in _ranks(v, "initiating_ranks")}
     waiting = {r for v in verdicts for r in _ranks(v, "collateral_ranks")}
-    ranks = [_rank_view(job.ranks.get(r), r, now, failed, waiting, job) for r in job.universe]
+    quiet = job.silence(now) >= suspicion(Limits(), job.usual)  # asked once: it looks at every rank
+    ranks = [_rank_view(job.ranks.get(r), r, now, failed, waiting, quiet) for r in job.universe]
     over = bool(ranks) and all(r.state in ("done", "gone", "unheard") for r in ranks)
     stall = 0.0 if over or job.moved_t is None else max(0.0, job.silence(now) - 2 * (job.usual or 0.0))
     return JobView(
@@ -143,7 +144,7 @@ def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:
 
 
 def _rank_view(
-    state: RankState | None, rank: int, now: float, failed: set[int], waiting: set[int], job: JobState
+    state: RankState | None, rank: int, now: float, failed: set[int], waiting: set[int], quiet: bool
 ) -> RankView:
     if state is None or not state.heard:
         return RankView(rank, "unheard")
@@ -157,7 +158,7 @@ def _rank_view(
         shown = "done"
     elif state.gone:
         shown = "gone"
-    elif job.silence(now) >= suspicion(Limits(), job.usual):
+    elif quiet:
         shown = "silent"
     node = redact_name(state.node) if state.node else None
     return RankView(rank, shown, state.step, state.phase, silent, node, state.pid)
