@@ -8,7 +8,8 @@ DenpexdError
 ├── CaseError             a recorded case or journal cannot be read
 ├── EvidenceUnavailable   a witness cannot be asked (why, and how to mend it)
 ├── DeliveryError         a sink refused or failed (retryable or not, and after how long)
-└── StateError            the state database cannot be used
+├── StateError            the state database cannot be used
+└── DaemonError           the running daemon does not answer, or refuses
 
 Each message says what is wrong, where, and how to mend it.
 """
@@ -71,3 +72,7 @@ class DeliveryError(DenpexdError):
 
 class StateError(DenpexdError):
     """The state database is missing rights, corrupted, or of a newer schema."""
+
+
+class DaemonError(DenpexdError):
+    """A running daemon was asked for something and did not answer, or said no."""

@@ -71,8 +71,8 @@ def whole() -> bool:
 
 
 def width() -> int:
-    """Columns to use for prose."""
-    return max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+    """Columns to use: those of the terminal or of $COLUMNS, at least 40."""
+    return max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -80,3 +80,36 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines of a table that fit into `width` columns; where it is too narrow for one, each row as a short list."""
+    from denpexd.notify.text import cells, cut
+
+    kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
+    shown = [[row[at] for at in kept] for row in (head, *rows)]
+    widths = [max(cells(row[at]) for row in shown) for at in range(len(kept))]
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    longest = max(range(len(widths)), key=lambda at: widths[at], default=0)
+    if over > 0 and widths[longest] - over < 16:
+        return _lists(shown, width)
+    if over > 0:
+        widths[longest] -= over
+    return [
+        "  ".join(
+            (text := cut(cell, room)) + " " * (room - cells(text)) for cell, room in zip(row, widths, strict=True)
+        ).rstrip()
+        for row in shown
+    ]
+
+
+def _lists(shown: Sequence[Sequence[str]], width: int) -> list[str]:
+    from denpexd.notify.text import cut
+
+    names, lines = shown[0][1:], list[str]()
+    widest = max(len(name) for name in names) if names else 0
+    for row in shown[1:]:
+        lines.append(cut(row[0], width))
+        pairs = zip(names, row[1:], strict=True)
+        lines += [cut(f"  {name.lower():<{widest}}  {cell}", width) for name, cell in pairs if cell]
+    return lines

@@ -1,0 +1,214 @@
+"""What a running daemon knows, on one screen: open incidents, jobs and their ranks, destinations, its own health.
+
+`ask` takes it over the HTTP API, once; `as_text` and `as_json` show it, and `denpexd top` draws the same values live.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from denpexd.client import Client
+from denpexd.notify.render import Page, kind_word, who
+from denpexd.notify.text import one_line
+from denpexd.terminal import table
+from denpexd.web.page import byte_size, duration
+from denpexd.web.view import RANK_STATES
+
+MOST_INCIDENTS = 1000
+SHOWN = 20  # incidents on one screen; the others are counted
+RANK_STYLES = {"failed": "high", "gone": "high", "silent": "medium", "waiting": "medium", "running": "closed"}
+
+Verdict = Mapping[str, Any]
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One look at a daemon at `now` (Unix seconds). `why`: what is not well; `incidents`: the open ones, newest first.
+
+    `jobs` as /api/v1/jobs gives them; `metrics`: sample name to labels to value.
+    """
+
+    url: str
+    now: float
+    why: Sequence[str]
+    incidents: Sequence[Verdict]
+    jobs: Sequence[Mapping[str, Any]]
+    metrics: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    @property
+    def well(self) -> bool:
+        """Whether nothing is open and nothing is wrong with the daemon itself."""
+        return not self.why and not self.incidents
+
+    def value(self, name: str) -> float:
+        """The sum of all samples of a metric, 0 where there is none."""
+        return sum(self.metrics.get(name, {}).values())
+
+    def label(self, name: str, label: str) -> str:
+        """A label of the first sample of a metric, such as the version in build_info."""
+        return next((dict(labels).get(label, "") for labels in self.metrics.get(name, {})), "")
+
+    def by_label(self, name: str, label: str) -> dict[str, float]:
+        """The samples of a metric added up by one label."""
+        found: Counter[str] = Counter()
+        for labels, value in self.metrics.get(name, {}).items():
+            found[dict(labels).get(label, "")] += value  # type: ignore[assignment]  # counts may be fractions
+        return dict(found)
+
+
+def ask(client: Client, now: float) -> Standing:
+    """Look once; DaemonError where nobody answers."""
+    healthy, why = client.health("/healthz")
+    ready, waits = client.health("/readyz")
+    metrics = samples(client.metrics())
+    incidents = client.get("incidents", state="open", limit=MOST_INCIDENTS)["incidents"]
+    jobs = client.get("jobs")["jobs"]
+    standing = Standing(url=client.url, now=now, why=(), incidents=incidents, jobs=jobs, metrics=metrics)
+    wrong = [text for good, text in ((healthy, why), (ready, waits)) if not good] + _trouble(standing)
+    return Standing(url=client.url, now=now, why=wrong, incidents=incidents, jobs=jobs, metrics=metrics)
+
+
+def samples(page: str) -> dict[str, dict[Labels, float]]:
+    """Every sample of a page of metrics by its name."""
+    found: dict[str, dict[Labels, float]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def _trouble(standing: Standing) -> list[str]:
+    """What is wrong with the daemon though it answers."""
+    dead = [one_line(sink) for sink, n in _sinks(standing).items() if n.get("dead") and not n.get("sent")]
+    oldest, value = standing.value("denpexd_outbox_oldest_seconds"), standing.value
+    return [
+        *(["it cannot read the logs: silence of a rank proves nothing now"] if value("denpexd_blind") else []),
+        *([f"a message has waited for {duration(oldest)}"] if oldest > 300 else []),
+        *([f"nothing has arrived at {', '.join(dead)}: denpexd notify dead"] if dead else []),
+        *(["its state cannot be written: disk full?"] if value("denpexd_state_write_errors_total") else []),
+        *(
+            ["the last reload was refused: denpexd config check"]
+            if "denpexd_config_last_reload_successful" in standing.metrics
+            and not value("denpexd_config_last_reload_successful")
+            else []
+        ),
+    ]
+
+
+def _sinks(standing: Standing) -> dict[str, dict[str, int]]:
+    sinks: dict[str, dict[str, int]] = {}
+    for labels, count in standing.metrics.get("denpexd_notify_total", {}).items():
+        about = dict(labels)
+        sinks.setdefault(about.get("sink", ""), {})[about.get("outcome", "")] = int(count)
+    return sinks
+
+
+def job_state(job: Mapping[str, Any]) -> str:
+    """The word for a whole job: of its ranks the worst state tells, or that it stands still."""
+    counts = ranks_by_state(job)
+    if counts["failed"] or counts["gone"]:
+        return "failed" if counts["failed"] else "gone"
+    if job["stall_seconds"] > 0 and (counts["silent"] or counts["waiting"]):
+        return "stalled"
+    if counts["done"] and not counts["running"]:
+        return "done"
+    return "running" if counts["running"] else "unheard"
+
+
+def ranks_by_state(job: Mapping[str, Any]) -> Counter[str]:
+    """How many ranks of a job do what."""
+    return Counter(str(rank["state"]) for rank in job["ranks"])
+
+
+def as_json(standing: Standing) -> dict[str, object]:
+    """The same for scripts. Ranks are counted, not listed: /api/v1/jobs has them."""
+    jobs = [
+        {name: value for name, value in job.items() if name != "ranks"}
+        | {"state": job_state(job), "ranks": dict(ranks_by_state(job))}
+        for job in standing.jobs
+    ]
+    return {
+        "url": standing.url,
+        "version": standing.label("denpexd_build_info", "version"),
+        "well": standing.well,
+        "why": list(standing.why),
+        "incidents": list(standing.incidents),
+        "jobs": jobs,
+        "sinks": _sinks(standing),
+        "outbox_pending": int(standing.value("denpexd_outbox_pending")),
+        "files": {state: int(n) for state, n in standing.by_label("denpexd_files", "state").items()},
+        "lines": int(standing.value("denpexd_lines_total")),
+        "lag_bytes": int(standing.value("denpexd_file_lag_bytes")),
+        "engine": standing.label("denpexd_scan_engine_info", "engine"),
+    }
+
+
+def as_text(standing: Standing, *, color: bool, width: int) -> str:
+    """One screen of `width` columns."""
+    page = Page(color, width)
+    version = standing.label("denpexd_build_info", "version")
+    page.text(f"denpexd {version} at {standing.url}".replace("  ", " "), "", style="head")
+    for why in standing.why:
+        page.text(f"▲ {why}", "", "  ", style="high")
+    _incidents(standing, page)
+    _jobs(standing, page)
+    _itself(standing, page)
+    return "\n".join(page.lines)
+
+
+def _incidents(standing: Standing, page: Page) -> None:
+    number = len(standing.incidents)
+    page.lines.append("")
+    if not number:
+        page.lines.append(page.paint("✔ nothing is open", "closed"))
+        return
+    page.lines.append(page.paint(f"{number} open incident{'' if number == 1 else 's'}", "head"))
+    for verdict in standing.incidents[:SHOWN]:
+        since = duration(max(0.0, standing.now - float(verdict.get("opened_t") or standing.now)))
+        head = page.cut(f"● {kind_word(verdict)}  {who(verdict)}  {one_line(verdict.get('title'))}", page.width)
+        page.lines.append(page.paint(head, str(verdict.get("severity"))))
+        page.text(f"{one_line(verdict.get('job'))}, {one_line(verdict.get('certainty'))}, for {since}", "    ")
+        page.lines.append("    " + page.paint(f"key {one_line(verdict.get('key'))}", "dim"))  # whole: to be copied
+        page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "    ")
+    if number > SHOWN:
+        page.lines.append(f"  and {number - SHOWN} more: {standing.url}/")
+
+
+def _jobs(standing: Standing, page: Page) -> None:
+    if not standing.jobs:
+        page.text("No job is seen: no log file was found yet. denpexd discover PATH says why.", "")
+        return
+    head = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
+    rows = []
+    for job in sorted(standing.jobs, key=lambda job: (-job["stall_seconds"], job["job"])):
+        counts = ranks_by_state(job)
+        ranks = ", ".join(f"{counts[state]} {state}" for state in RANK_STATES if counts[state])
+        step = "" if job["step"] is None else str(job["step"])
+        usual = "" if job["step_seconds"] is None else duration(job["step_seconds"])
+        stands = duration(job["stall_seconds"]) if job["stall_seconds"] else ""
+        rows.append((one_line(job["job"]), job_state(job), step, usual, stands, ranks))
+    page.lines += ["", *table(head, rows, page.width)]
+
+
+def _itself(standing: Standing, page: Page) -> None:
+    rows = [
+        (sink, ", ".join(f"{n} {outcome}" for outcome, n in sorted(outcomes.items()) if n))
+        for sink, outcomes in sorted(_sinks(standing).items())
+    ]
+    if rows:
+        page.lines += ["", *table(("SINK", "MESSAGES"), rows, page.width)]
+    files = ", ".join(f"{int(n)} {state}" for state, n in standing.by_label("denpexd_files", "state").items() if n)
+    lines, lag = int(standing.value("denpexd_lines_total")), standing.value("denpexd_file_lag_bytes")
+    waiting = int(standing.value("denpexd_outbox_pending"))
+    parts = [
+        f"files: {files or 'none'}",
+        f"{lines:,} lines read, {byte_size(lag)} behind",
+        f"{waiting} message{'' if waiting == 1 else 's'} waiting",
+        f"engine {standing.label('denpexd_scan_engine_info', 'engine')}",
+    ]
+    page.lines.append("")
+    page.text("; ".join(parts), "", style="dim")
