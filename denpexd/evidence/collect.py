@@ -12,6 +12,7 @@ from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined,
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence.cpu_time import CpuTime
 from denpexd.evidence.flight_watch import FlightRecorder
+from denpexd.evidence.frozen import FrozenRanks, frozen
 from denpexd.evidence.looks import Looks
 from denpexd.evidence.procs import Claim, Processes, RankProcess
 from denpexd.evidence.stacks import PySpy
@@ -22,8 +23,6 @@ _DEADLINE = 15.0
 _MOST_CAUSES = 1000
 _SHOWN = 4  # of what a dry run would have asked
 _SCAN_EVERY = 2.0
-# Looks in a row, about one a second, until a state counts: disk sleep is everyday, a debugger's stop may be short.
-_LOOKS_UNTIL_FROZEN = {"T": 1, "t": 2, "D": 5}
 _LATE = EvidenceUnavailable(
     "py-spy was not done with all ranks in time", "the node may be overloaded; it is asked again"
 )
@@ -69,8 +68,7 @@ class Collector:
         self._looks = None if stacks == "off" else Looks(processes, clock, spy or PySpy(), deadline)
         self._known: dict[int, RankProcess] = {}
         self._lost: dict[int, RankProcess] = {}
-        self._still: dict[int, tuple[RankProcess, int]] = {}
-        self._frozen: dict[int, RankProcess] = {}
+        self._frozen = FrozenRanks()
         self._said: set[tuple[str, str]] = set()
         self._job: str | None = None  # that writes the watched files
         self._files: dict[Path, int] = {}
@@ -180,32 +178,15 @@ class Collector:
                 continue  # found to be gone by a look at its stack meanwhile
             if process is not None:
                 self._known[rank] = process
-                events += self._freeze(t, process)
+                events += self._frozen.look(t, process)
             else:
                 self._lost[rank] = self._forget(rank)
                 events.append(Exit(t, rank))
         return events
 
     def _forget(self, rank: int) -> RankProcess:
-        self._still.pop(rank, None)
-        self._frozen.pop(rank, None)
+        self._frozen.forget(rank)
         return self._known.pop(rank)
-
-    def _freeze(self, t: float, process: RankProcess) -> list[Event]:
-        """Whether a rank stopped or went on: the same state, without a CPU tick, for as many looks as it needs."""
-        rank = process.rank
-        before, looks = self._still.get(rank, (process, 0))
-        same = process.is_same(before) and (process.state, process.ticks) == (before.state, before.ticks)
-        looks = looks + 1 if same else 1
-        self._still[rank] = (process, looks)
-        needed = 1 if process.in_freezer else _LOOKS_UNTIL_FROZEN.get(process.state)
-        if needed is not None and looks >= needed:
-            is_news = rank not in self._frozen
-            self._frozen[rank] = process
-            return [_frozen(t, process)] if is_news else []
-        if needed is None and self._frozen.pop(rank, None) is not None:
-            return [Fact(t, rank, "resumed", {"state": process.state}, source="process")]
-        return []
 
     async def _scan(self) -> tuple[list[Event], EvidenceUnavailable | None]:
         """Look for ranks that are new or were replaced by another process; the error says why none can be told."""
@@ -227,8 +208,8 @@ class Collector:
             self._known[process.rank] = process
             if before is None or not process.is_same(before):
                 self._lost.pop(process.rank, None)
-                self._frozen.pop(process.rank, None)
-                events += [_joined(self._clock.now(), process), *self._freeze(self._clock.now(), process)]
+                t = self._clock.now()
+                events += [_joined(t, process), *self._frozen.began(t, process)]
         return events, None if found or self._known else self._processes.unavailable() or self._elsewhere()
 
     def _elsewhere(self) -> EvidenceUnavailable | None:
@@ -255,7 +236,7 @@ class Collector:
         joined = {event.rank for event in said if isinstance(event, Joined)}
         facts = {event.rank for event in said if isinstance(event, Fact)}
         stopped = [p for p in here if p.rank in self._frozen and p.rank not in facts]
-        return [*(_joined(t, p) for p in here if p.rank not in joined), *(_frozen(t, p) for p in stopped)]
+        return [*(_joined(t, p) for p in here if p.rank not in joined), *(frozen(t, p) for p in stopped)]
 
     async def _unasked(self, kind: str, here: list[RankProcess]) -> list[Event]:
         """What stands in the place of an answer when nobody may be asked."""
@@ -323,11 +304,3 @@ class Collector:
 
 def _joined(t: float, process: RankProcess) -> Joined:
     return Joined(t, process.rank, process.node, process.pid, process.world_size)
-
-
-def _frozen(t: float, process: RankProcess) -> Fact:
-    """A stopped or stuck process, with what the kernel says about it."""
-    where = f" in {process.wchan}" if process.wchan else ""
-    fields = {"state": process.state, "pid": str(process.pid), "wchan": process.wchan or ""}
-    text = f"process {process.pid} of rank {process.rank} is in state {process.state}{where}"
-    return Fact(t, process.rank, "frozen", fields, source="process", text=text)
