@@ -4,7 +4,6 @@ Exit codes: 0 all well, 1 a failure was found (diagnose) or a check failed, 2 un
 """
 
 import asyncio
-import os
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,15 +17,24 @@ from denpexd.cli_daemon import status
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
+from denpexd.cli_setup import config
 from denpexd.errors import DenpexdError
-from denpexd.terminal import EXISTING, PACKS, catalogue, color, fail, form, say, say_json, warn, whole, width
-
-CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
-ACTIVE = click.option(
-    "--evidence",
-    "active",
-    type=click.Choice(["on", "dry-run", "off"]),
-    help="Whether processes, drivers and NCCL may be asked; dry-run only tells what would be.",
+from denpexd.terminal import (
+    ACTIVE,
+    CONFIG,
+    EXISTING,
+    PACKS,
+    catalogue,
+    color,
+    fail,
+    flags_of,
+    form,
+    say,
+    say_json,
+    settings_of,
+    warn,
+    whole,
+    width,
 )
 
 
@@ -79,7 +87,7 @@ def run(
     """
     from denpexd.watch import watch
 
-    flags = _flags(job=job, port=port, state_dir=state_dir, active=active)
+    flags = flags_of(job=job, port=port, state_dir=state_dir, active=active)
     sys.exit(watch(list(paths), config, flags, color=color(no_color)))
 
 
@@ -106,7 +114,7 @@ def exec_(
     """
     from denpexd.execute import execute
 
-    flags = _flags(job=job, port=port, state_dir=state_dir, active=active)
+    flags = flags_of(job=job, port=port, state_dir=state_dir, active=active)
     sys.exit(execute(list(command), config, flags, list(log_dirs)))
 
 
@@ -181,28 +189,7 @@ main.add_command(search)
 main.add_command(rules)
 main.add_command(flight)
 main.add_command(status)
-
-
-@main.group()
-def config() -> None:
-    """Check and show the configuration."""
-
-
-@config.command(name="check")
-@CONFIG
-def config_check(config: Path | None) -> None:
-    """Say every mistake of the file and of the DENPEXD_* variables, with its place."""
-    _settings(config, {})
-    say("the configuration is valid")
-
-
-@config.command(name="show")
-@CONFIG
-def config_show(config: Path | None) -> None:
-    """The settings in force as YAML, secrets masked."""
-    from denpexd.settings import show
-
-    say(show(_settings(config, {})), nl=False)
+main.add_command(config)
 
 
 @main.group()
@@ -217,7 +204,7 @@ def notify_test(sink: str | None, config: Path | None) -> None:
     """Send a test message through every configured sink, or through SINK only."""
     from denpexd.notify.sinks import send_test
 
-    results = asyncio.run(send_test(_settings(config, {}), sink))
+    results = asyncio.run(send_test(settings_of(config, {}), sink))
     for name, wrong in results:
         say(f"{name}: {'FAILED: ' + wrong if wrong else 'sent'}")
     sys.exit(1 if any(wrong for _, wrong in results) else 0)
@@ -231,7 +218,7 @@ def notify_dead(config: Path | None, state_dir: Path | None, form: str) -> None:
     """List the messages that were given up, oldest first, and why; also while the daemon runs."""
     from denpexd.state import dead_letters
 
-    rows = dead_letters(_settings(config, _flags(job=None, port=None, state_dir=state_dir, active=None)).state_dir)
+    rows = dead_letters(settings_of(config, flags_of(job=None, port=None, state_dir=state_dir, active=None)).state_dir)
     if form == "json":
         say_json([{"at": r.created, "error": r.error, **asdict(r.delivery)} for r in rows])
         return
@@ -257,25 +244,3 @@ def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
             say(f"{name:<28} {title}")
         return
     sys.exit(asyncio.run(play(incident, speed=speed, keep=keep, color=color(False))))
-
-
-# --- shared -----------------------------------------------------------------------------------------------------------
-
-
-def _flags(*, job: str | None, port: int | None, state_dir: Path | None, active: str | None) -> dict[str, Any]:
-    flags: dict[str, Any] = {}
-    if job is not None:
-        flags["job"] = job
-    if port is not None:
-        flags["web"] = {"port": port}
-    if state_dir is not None:
-        flags["state_dir"] = str(state_dir)
-    if active is not None:
-        flags["evidence"] = {"active": active}
-    return flags
-
-
-def _settings(config: Path | None, flags: dict[str, Any]) -> Any:
-    from denpexd.settings import load
-
-    return load(config, overrides=flags, environ=os.environ)

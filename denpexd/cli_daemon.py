@@ -1,6 +1,5 @@
 """`denpexd status` and `denpexd top`: what a running daemon knows, asked over its HTTP API."""
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from denpexd.terminal import EXISTING, color, form, say, say_json, width
+from denpexd.terminal import EXISTING, color, form, say, say_json, settings_of, width
 
 if TYPE_CHECKING:
     from denpexd.client import Client
@@ -30,9 +29,8 @@ def asks_daemon(command: F) -> F:
 def client(config: Path | None, url: str | None, token_file: Path | None) -> "Client":
     """The client for the daemon that these options name."""
     from denpexd.client import client_of
-    from denpexd.settings import load
 
-    return client_of(load(config, overrides={}, environ=os.environ), url, token_file)
+    return client_of(settings_of(config, {}), url, token_file)
 
 
 @click.command()

@@ -305,17 +305,22 @@ def show(settings: Settings) -> str:
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
-def load(path: Path | None, *, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Settings of the file (None: no file), DENPEXD_* variables and overrides (nested like the file), in that order.
-
-    Raises SettingsError with every mistake on a line of its own, each with its place.
-    """
-    sources = [
+def sources_of(path: Path | None, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> list[Source]:
+    """Where values come from, the strongest last."""
+    return [
         Source({"state_dir": str(default_state_dir(environ))}),
         read_file(path) if path else Source(),
         read_environ(environ, Settings),
         from_flags(overrides),
     ]
+
+
+def load(path: Path | None, *, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
+    """Settings of the file (None: no file), DENPEXD_* variables and overrides (nested like the file), in that order.
+
+    Raises SettingsError with every mistake on a line of its own, each with its place.
+    """
+    sources = sources_of(path, overrides, environ)
     errors = [error for source in sources for error in source.errors]
     try:
         settings = Settings(**merge(sources))

@@ -5,16 +5,24 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from denpexd.core.rule import Catalog
+    from denpexd.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., object])
 
 EXISTING = click.Path(path_type=Path)
+CONFIG = click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
+ACTIVE = click.option(
+    "--evidence",
+    "active",
+    type=click.Choice(["on", "dry-run", "off"]),
+    help="Whether processes, drivers and NCCL may be asked; dry-run only tells what would be.",
+)
 PACKS = click.option("--rules", "packs", multiple=True, type=EXISTING, help="Further folders of rules.")
 
 
@@ -58,6 +66,27 @@ def catalogue(packs: tuple[Path, ...] = ()) -> "Catalog":
     for error in found.errors:
         warn(f"rule left out: {error}")
     return found.catalog
+
+
+def flags_of(*, job: str | None, port: int | None, state_dir: Path | None, active: str | None) -> dict[str, Any]:
+    """Flags of `run` nested as the settings are; what was not given is left out."""
+    flags: dict[str, Any] = {}
+    if job is not None:
+        flags["job"] = job
+    if port is not None:
+        flags["web"] = {"port": port}
+    if state_dir is not None:
+        flags["state_dir"] = str(state_dir)
+    if active is not None:
+        flags["evidence"] = {"active": active}
+    return flags
+
+
+def settings_of(config: Path | None, flags: dict[str, Any]) -> "Settings":
+    """The settings of a file, of the environment and of flags; SettingsError with every mistake."""
+    from denpexd.settings import load
+
+    return load(config, overrides=flags, environ=os.environ)
 
 
 def color(no_color: bool = False) -> bool:

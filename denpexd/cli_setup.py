@@ -1,0 +1,59 @@
+"""What one does before a job starts: `denpexd config`, `doctor`, `discover`; completion and manual pages."""
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from denpexd.terminal import ACTIVE, CONFIG, EXISTING, flags_of, form, say, say_json, settings_of, table, whole, width
+
+
+@click.group()
+def config() -> None:
+    """Check and show the configuration."""
+
+
+@config.command(name="check")
+@CONFIG
+def config_check(config: Path | None) -> None:
+    """Say every mistake of the file and of the DENPEXD_* variables, with its place."""
+    settings_of(config, {})
+    say("the configuration is valid")
+
+
+@config.command(name="show")
+@CONFIG
+@click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
+@click.option("--job", help="As if run were given it; so are the next three.")
+@click.option("--port", type=int)
+@click.option("--state-dir", type=EXISTING)
+@ACTIVE
+@form("text", "json")
+def config_show(
+    config: Path | None,
+    origin: bool,
+    job: str | None,
+    port: int | None,
+    state_dir: Path | None,
+    active: str | None,
+    form: str,
+) -> None:
+    """The settings in force as YAML, secrets masked.
+
+    With --origin one line an option: its value, and file:line:column, variable or flag that set it, or `default`.
+    """
+    from denpexd.settings import show
+    from denpexd.settings_origins import origins
+
+    flags = flags_of(job=job, port=port, state_dir=state_dir, active=active)
+    settings = settings_of(config, flags)
+    if not origin:
+        say_json(settings.model_dump(mode="json")) if form == "json" else say(show(settings), nl=False)
+        return
+    rows = origins(settings, config, flags, os.environ)
+    if form == "json":
+        say_json([{"option": option, "value": value, "origin": where} for option, value, where in rows])
+    else:
+        texts = [(option, json.dumps(value, ensure_ascii=False), where) for option, value, where in rows]
+        say("\n".join(table(("OPTION", "VALUE", "FROM"), texts, 10_000 if whole() else width())))
