@@ -186,7 +186,7 @@ async def run(
         collector = collector or local
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
-        sinks = make_sinks(settings, client, clock, stream, color=color, width=width)
+        sinks = make_sinks(settings, client, clock, stream, store, color=color, width=width)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
         kept = keep or settings.state_dir
         launches = _launches(kept, settings, clock, collector, root_pid)

@@ -4,7 +4,6 @@ Nothing is ignored silently: unknown keys and unknown DENPEXD_* variables are er
 valid name, and all mistakes are reported at once. Values of secrets appear neither in an error nor in `show`.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,17 +11,15 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    SecretStr,
     ValidationError,
     model_validator,
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from denpexd.errors import SettingsError
+from denpexd.settings_sinks import ConsoleSink, Sink
 from denpexd.settings_sources import (
     Source,
     complaints,
@@ -32,89 +29,12 @@ from denpexd.settings_sources import (
     read_environ,
     read_file,
 )
-from denpexd.settings_values import Duration, SecretUrl, Size, as_list, check_http_url, lower
+from denpexd.settings_values import Duration, Section, Size, as_list, check_http_url, lower
 
-Severity = Literal["critical", "high", "medium", "low"]
 Switch = Literal["auto", "on", "off"]
 
 ENCYCLOPEDIA = "https://github.com/denpexd/denpexd/blob/main/docs/encyclopedia/{failure}.md"
 """Where every shipped failure has a page."""
-
-_OWN_HEADERS = {"idempotency-key", "content-type", "content-length", "host", "user-agent"}
-
-
-class Section(BaseModel):
-    """A group of options; unknown keys are mistakes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-
-class SinkOptions(Section):
-    """What every destination of alerts has."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] | None = Field(
-        default=None, description="name in metrics and in the state database; needed where a type is used twice"
-    )
-    severity: Annotated[list[Severity], BeforeValidator(as_list), Field(min_length=1)] | None = Field(
-        default=None, description="send only incidents of these severities"
-    )
-
-
-class ConsoleSink(SinkOptions):
-    """Prints the report to standard output."""
-
-    type: Literal["console"] = "console"
-
-
-class _UrlSink(SinkOptions):
-    url: SecretUrl | None = Field(default=None, description="where to send to")
-    url_file: Path | None = Field(default=None, description="file that holds the URL, read at every use")
-
-    @model_validator(mode="after")
-    def _one_url(self) -> "_UrlSink":
-        if (self.url is None) == (self.url_file is None):
-            raise ValueError("exactly one of url and url_file is needed")
-        return self
-
-
-class _HttpSink(_UrlSink):
-    headers: dict[str, SecretStr] = Field(default_factory=dict, description="further request headers")
-
-    @model_validator(mode="after")
-    def _http(self) -> "_HttpSink":
-        if self.url is not None:
-            check_http_url(self.url.get_secret_value())
-        for name, value in self.headers.items():
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _OWN_HEADERS:
-                raise ValueError(f"header {name!r} cannot be set")
-            if not value.get_secret_value().isascii() or not value.get_secret_value().isprintable():
-                raise ValueError(f"the value of header {name!r} must be printable ASCII on one line")
-        return self
-
-
-class WebhookSink(_HttpSink):
-    """POSTs the verdict as JSON."""
-
-    type: Literal["webhook"]
-
-
-class AlertmanagerSink(_HttpSink):
-    """Pushes alerts to an Alertmanager (API v2)."""
-
-    type: Literal["alertmanager"]
-    interval: Annotated[Duration, Field(ge=5, le=3600)] = Field(
-        default=60.0, description="how often open alerts are sent again; keep it below resolve_timeout (5m)"
-    )
-
-
-class AppriseSink(_UrlSink):
-    """Any service that apprise knows: Slack, PagerDuty, mail, and about 170 more."""
-
-    type: Literal["apprise"]
-    attempts: Annotated[int, Field(ge=1, le=100)] = Field(default=8, description="tries before a message is given up")
-
-
-Sink = Annotated[ConsoleSink | WebhookSink | AlertmanagerSink | AppriseSink, Field(discriminator="type")]
 
 
 class Web(Section):
@@ -125,6 +45,7 @@ class Web(Section):
         default=9464, description="port to listen on; 0 takes a free one"
     )
     token_file: Path | None = Field(default=None, description="file with the bearer token; needed beyond loopback")
+    public_url: str | None = Field(default=None, description="where people reach the console, for links in alerts")
 
 
 class FlightRecorder(Section):
@@ -261,6 +182,10 @@ class Settings(BaseSettings):
     hang: Hang = Field(default_factory=Hang)
     ingest: Ingest = Field(default_factory=Ingest)
     keep: Keep = Field(default_factory=Keep)
+    links: dict[str, str] = Field(
+        default_factory=dict,
+        description="further links of alerts by name, such as a dashboard: {job}, {failure} and {key} are filled in",
+    )
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(lower)] = Field(
         default="info", description="of the daemon's own log"
     )
@@ -285,8 +210,9 @@ class Settings(BaseSettings):
         names = [name for name, _ in self.named_sinks()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two sinks are named {twice[0]!r}; give each its own name")
-        if self.runbook_base_url is not None:
-            check_http_url(self.runbook_base_url)
+        for url in (self.runbook_base_url, self.web.public_url, *self.links.values()):
+            if url is not None:
+                check_http_url(url)
         return self
 
     def named_sinks(self) -> list[tuple[str, Sink]]:

@@ -27,7 +27,6 @@ MAX_DEPTH = 20
 # Kubernetes injects these into every pod of a namespace that has a Service named "denpexd".
 _SERVICE_VARIABLES = ("DENPEXD_SERVICE_", "DENPEXD_PORT_")
 _NOT_IN_THIS_VERSION = {"hub": "jobs that span nodes without a shared file system are not supported by this version"}
-_THROUGH_APPRISE = {"slack": "slack://...", "pagerduty": "pagerduty://..."}
 
 
 @dataclass
@@ -223,11 +222,8 @@ def _complaint(item: dict[str, Any], sources: Sequence[Source], model: type[Base
         return f"{where}unknown option {dotted(at)}{hint}"
     if item["type"] == "union_tag_invalid":
         tag, expected = str(item["ctx"]["tag"]), item["ctx"]["expected_tags"].replace("'", "")
-        if tag in _THROUGH_APPRISE:
-            hint = f"; use `type: apprise` with a URL {_THROUGH_APPRISE[tag]} (docs/alerts.md)"
-        else:
-            hint = f"; valid types are {expected}"
-        return f"{where}{dotted(at)}: unknown type {tag!r}{hint}"
+        others = f"; valid types are {expected}; apprise knows many services more (docs/alerts.md)"
+        return f"{where}{dotted(at)}: unknown type {tag!r}{others}"
     if item["type"] == "union_tag_not_found":
         return f"{where}{dotted(at)}: `type` is missing, such as `type: webhook`"
     why = item["msg"].removeprefix("Value error, ")

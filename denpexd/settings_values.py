@@ -4,10 +4,16 @@ import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, PlainSerializer, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+class Section(BaseModel):
+    """A group of options; unknown keys are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def _seconds(value: object) -> object:

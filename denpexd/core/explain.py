@@ -55,6 +55,7 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "state": state,
         "opened_t": round(incident.opened_t, 3),
         "updated_t": round(now, 3),
+        "stopped_t": None if incident.stopped_t is None else round(incident.stopped_t, 3),
         "revision": incident.revision,
         "event": event,
         "aliases": list(entry.aliases),

@@ -27,7 +27,7 @@ AGAIN = 600.0  # seconds after which the same failure is a new incident
 
 @dataclass(slots=True)
 class Incident:
-    """One open incident and what was last said about it."""
+    """One open incident and what was last said about it; `stopped_t`: the last progress before it, if it is a stop."""
 
     key: str
     opened_t: float
@@ -39,6 +39,7 @@ class Incident:
     said: tuple[object, ...] = ()
     alternatives: list[tuple[str, str]] = field(default_factory=list)
     found_at_start: bool = False
+    stopped_t: float | None = None
 
 
 def essence(candidate: Candidate) -> tuple[object, ...]:

@@ -84,7 +84,7 @@ class Speaker:
                 del self._incidents[slot]
                 continue
             incident.key, incident.revision = str(known["key"]), _revision(known)
-            incident.opened_t = float(str(known["opened_t"]))
+            incident.opened_t, incident.stopped_t = float(str(known["opened_t"])), _stopped(known)
         self._stops = max(self._stops, 1)
 
     def _close_orphans(self, out: list[Output]) -> None:
@@ -192,9 +192,11 @@ class Speaker:
         self._stops += 1
         key = make_key(self._job.job, self._job.attempt, self._stops, self._now)
         incident = Incident(key, self._now, c, self._job.attempt, updated_t=self._now, alternatives=others)
+        incident.stopped_t = self._job.moved_t if c.rule.stops else None
         if slot == "stop" and self._ended is not None and comes_again(self._ended, c, self._job, self._now):
             was = self._ended
             incident.key, incident.opened_t, incident.revision = was.key, was.opened_t, was.revision + 1
+            incident.stopped_t = was.stopped_t
         incident.found_at_start, incident.said = c.history, essence(c)
         self._incidents[slot] = incident
         out.append(Opened(verdict(incident, self._job, self._now, event="opened", state="open")))
@@ -205,7 +207,7 @@ class Speaker:
         """The incident was open before a restart: same key, and a message only if there is something new to say."""
         opened = float(str(known["opened_t"]))
         incident = Incident(str(known["key"]), opened, c, self._job.attempt, _revision(known), self._now)
-        incident.alternatives = others
+        incident.alternatives, incident.stopped_t = others, _stopped(known)
         self._incidents[slot] = incident
         said = (
             known["failure"],
@@ -289,3 +291,8 @@ def _revision(verdict_: Mapping[str, object]) -> int:
 def _ranks(verdict_: Mapping[str, object], name: str) -> tuple[int, ...]:
     found = verdict_.get(name)
     return tuple(int(r) for r in found) if isinstance(found, list | tuple) else ()
+
+
+def _stopped(known: Mapping[str, object]) -> float | None:
+    stopped = known.get("stopped_t")
+    return float(stopped) if isinstance(stopped, int | float) else None

@@ -27,6 +27,7 @@ from denpexd.notify.rows import (
     MAX_JOURNAL,
     MAX_TOLD,
     PRUNE,
+    RECEIPTS,
     SCHEMA,
     SCHEMA_VERSION,
     Row,
@@ -41,7 +42,13 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
 PRUNE_EVERY = 256  # commits
 # Rows that wait in memory while the disk refuses them, by kind; the oldest go first.
-MAX_UNSAVED = {"journal": MAX_JOURNAL, "delivery": 2 * MAX_FINISHED, "incident": 2 * MAX_CLOSED, "position": 50_000}
+MAX_UNSAVED = {
+    "journal": MAX_JOURNAL,
+    "delivery": 2 * MAX_FINISHED,
+    "incident": 2 * MAX_CLOSED,
+    "position": 50_000,
+    "receipt": 2 * MAX_CLOSED,
+}
 # No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
 LONGEST_WAIT = 900.0
 
@@ -68,6 +75,7 @@ class Store:
         self.recovered = self._database.open()
         if self.recovered:
             log.warning("%s", self.recovered)
+        self._database.write([(RECEIPTS, ())])
         rows = self._database.rows
         for row in map(delivery_row, rows("SELECT * FROM deliveries WHERE state = 'pending' ORDER BY id")):
             self._rows[row.id] = row
@@ -271,6 +279,19 @@ class Store:
             self._rows.pop(row.id, None)
             self._leased.discard(row.id)
         self._write({("delivery", row.id): delivery_statement(row)})
+
+    def receipt(self, sink: str, key: str) -> str | None:
+        """What a sink keeps about an incident, None if nothing (disk)."""
+        with self._memory:
+            if (fresh := self._unsaved.get(("receipt", sink, key))) is not None:
+                return str(fresh[1][2])
+        with self._disk:
+            found = self._database.rows("SELECT value FROM receipts WHERE sink = ? AND key = ?", (sink, key))
+        return str(found[0][0]) if found else None
+
+    def keep_receipt(self, sink: str, key: str, value: str) -> None:
+        """Keep that as long as the incident is known (disk)."""
+        self._write({("receipt", sink, key): ("INSERT OR REPLACE INTO receipts VALUES (?,?,?)", (sink, key, value))})
 
     def retry(self, row: Row, not_before: float, reason: str) -> None:
         """The message is tried again, not before a time in Unix seconds (disk)."""

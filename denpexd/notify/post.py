@@ -1,4 +1,4 @@
-"""One HTTP POST of JSON, and what its outcome means for the outbox.
+"""One HTTP request with JSON, and what its outcome means for the outbox.
 
 2xx is arrival. 408, 429, 5xx and everything below HTTP (names, connections, TLS, time-outs) may work later. All other
 answers will not get better by repeating: redirects too, which are never followed, since a verdict goes only where the
@@ -45,20 +45,52 @@ async def post_json(
     headers: Mapping[str, str],
     wall: float,
     timeout: float = TIMEOUT,  # noqa: ASYNC109  the limit belongs to the request, and its excess is a DeliveryError
-) -> None:
-    """POST and return on 2xx; DeliveryError otherwise. `wall` is Unix seconds, `timeout` the limit of the whole."""
-    sent = {**headers, "Content-Type": "application/json", "User-Agent": USER_AGENT}
+    answer: int = 0,
+) -> bytes:
+    """POST, and on 2xx the first `answer` bytes of what was answered; DeliveryError otherwise.
+
+    `payload`: JSON as bytes, or a value; `wall` is Unix seconds, `timeout` the limit of the whole.
+    """
+    content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+    typed = {**headers, "Content-Type": "application/json"}
+    return await _exchange(client, "POST", url, typed, content, wall, timeout, answer)
+
+
+async def get_json(client: httpx.AsyncClient, url: str, *, headers: Mapping[str, str], wall: float) -> object:
+    """GET, and the JSON of the answer; DeliveryError otherwise."""
+    found = await _exchange(client, "GET", url, headers, None, wall, TIMEOUT, 4 << 20)
     try:
-        async with asyncio.timeout(timeout):
-            async with client.stream("POST", url, content=json.dumps(payload), headers=sent) as response:
-                if not response.is_success:
-                    raise await _refusal(response, wall, [url, *headers.values()])
+        return json.loads(found)
+    except ValueError:
+        raise DeliveryError("the answer is not JSON", retryable=True) from None
+
+
+async def _exchange(
+    client: httpx.AsyncClient,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    content: bytes | None,
+    wall: float,
+    limit: float,
+    most: int,
+) -> bytes:
+    secrets = [url, *headers.values()]
+    sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
+    try:
+        async with (
+            asyncio.timeout(limit),
+            client.stream(method, url, content=content, headers=sent) as response,
+        ):
+            if not response.is_success:
+                raise await _refusal(response, wall, secrets)
+            return await _beginning(response, most)
     except TimeoutError:
-        raise DeliveryError(f"no answer within {timeout:g} s", retryable=True) from None
+        raise DeliveryError(f"no answer within {limit:g} s", retryable=True) from None
     except (httpx.InvalidURL, httpx.UnsupportedProtocol):
         raise DeliveryError("the configured URL is not valid", retryable=False) from None
     except httpx.HTTPError as error:
-        raise DeliveryError(_network_reason(error, [url]), retryable=True) from None
+        raise DeliveryError(_network_reason(error, secrets[:1]), retryable=True) from None
 
 
 async def _refusal(response: httpx.Response, wall: float, secrets: Sequence[str]) -> DeliveryError:
@@ -69,21 +101,22 @@ async def _refusal(response: httpx.Response, wall: float, secrets: Sequence[str]
         return DeliveryError(f"HTTP {status}: redirected{where}; configure the final address", retryable=False)
     retryable = status in _RETRYABLE or status >= 500
     after = retry_after(response.headers.get("Retry-After"), wall) if retryable else None
-    body = await _beginning(response)
+    try:
+        body = (await _beginning(response, 2000)).decode("utf-8", "replace")
+    except httpx.HTTPError:
+        body = ""
     reason = _short(f"HTTP {status} {response.reason_phrase}".rstrip() + (f": {body}" if body else ""), secrets)
     return DeliveryError(reason, retryable=retryable, after=after)
 
 
-async def _beginning(response: httpx.Response) -> str:
+async def _beginning(response: httpx.Response, most: int) -> bytes:
     found = b""
-    try:
+    if most:
         async for chunk in response.aiter_raw():
             found += chunk
-            if len(found) >= 2000:
+            if len(found) >= most:
                 break
-    except httpx.HTTPError:
-        return ""
-    return found[:2000].decode("utf-8", "replace")
+    return found[:most]
 
 
 def _short(reason: str, secrets: Sequence[str]) -> str:

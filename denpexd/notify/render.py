@@ -1,4 +1,4 @@
-"""A verdict for people: the terminal report, Markdown, and title and body for chat services. Pure.
+"""A verdict for people: the report in a terminal. Pure.
 
 The first line is the answer. Everything quoted from a job is escaped for its destination here; secrets were taken
 out before (`redact`).
@@ -13,20 +13,17 @@ from denpexd.notify.text import (
     cells,
     changes,
     cut,
-    cut_chars,
     excerpt,
     items,
     moment,
     one_line,
     rank_words,
     ranks,
-    short,
     string,
     visible,
     wrap,
 )
 
-TITLE_LIMIT = 250
 _STYLES = {"critical": "1;31", "high": "31", "medium": "33", "low": "36", "closed": "32"}
 _STYLES |= {"confirmed": "32", "likely": "33", "undetermined": "35", "head": "1", "dim": "2", "command": "36"}
 _STYLES |= {"read-only": "32", "config": "33", "restart": "33", "disruptive": "31"}
@@ -236,47 +233,3 @@ def _links(verdict: Verdict, page: Page) -> None:
     page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "  ")
     references = verdict.get("references")
     page.lines += [f"  {one_line(url)}" for url in references] if isinstance(references, list | tuple) else []
-
-
-def summary_text(verdict: Verdict, limit: int) -> tuple[str, str]:
-    """Title (at most 250 characters) and plain body (at most `limit`) for chat services, the important first."""
-    job, certainty = one_line(verdict.get("job")), one_line(verdict.get("certainty"))
-    start = f"[{one_line(verdict.get('severity'))}] {kind_word(verdict)} {job + ' ' if job else ''}{who(verdict)}: "
-    title = cut_chars(start + f"{one_line(verdict.get('title'))} ({certainty})", TITLE_LIMIT)
-    parts = [one_line(verdict.get("quick_answer") or verdict.get("summary"))]
-    if collateral := ranks(verdict, "collateral_ranks"):
-        parts.append(f"Only victims: {rank_words(collateral)}.")
-    if verdict.get("state") == "closed":
-        parts = [f"Closed at {moment(verdict.get('updated_t'))}. {parts[0]}".strip()]
-    else:
-        parts += [*_short_quotes(verdict), *short(verdict)]
-        wanted = items(verdict, "missing")[:2]
-        parts += [f"Missing: {one_line(m.get('fact'))}\n  {one_line(m.get('how'))}" for m in wanted]
-        parts += _short_steps(verdict)
-    parts.append(f"denpexd explain {one_line(verdict.get('failure'))}  |  incident {one_line(verdict.get('key'))}")
-    return title, _fit([part for part in parts if part], limit)
-
-
-def _short_quotes(verdict: Verdict) -> list[str]:
-    quotes = []
-    for item in items(verdict, "evidence")[:3]:
-        last = cut(excerpt(str(item.get("text", "")))[-1].strip(), 300)
-        quotes.append(f"{origin(item)}\n> {last}\n  {one_line(item.get('means'))}".rstrip())
-    return quotes
-
-
-def _short_steps(verdict: Verdict) -> list[str]:
-    steps = []
-    for number, step in enumerate(items(verdict, "remediation")[:3], 1):
-        command = string(step, "command")
-        steps.append(f"{number}. {one_line(step.get('do'))}" + (f"\n   $ {command}" if command else ""))
-    return ["What to do:\n" + "\n".join(steps)] if steps else []
-
-
-def _fit(parts: list[str], limit: int) -> str:
-    # The last part names the incident and is kept; what does not fit before it is cut.
-    *body, tail = parts
-    room = limit - len(tail) - 2
-    if room < 40:
-        return cut_chars("\n\n".join(parts), limit)
-    return "\n\n".join([cut_chars("\n\n".join(body), room), tail] if body else [tail])

@@ -25,6 +25,11 @@ CREATE TABLE deliveries (id INTEGER PRIMARY KEY, sink TEXT NOT NULL, key TEXT NO
 CREATE INDEX deliveries_by_state ON deliveries (state, id);
 CREATE TABLE journal (id INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
+# What receivers gave back, such as where a message stands in a channel; older daemons leave the table alone.
+RECEIPTS = (
+    "CREATE TABLE IF NOT EXISTS receipts (sink TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL,"
+    " PRIMARY KEY (sink, key)) WITHOUT ROWID"
+)
 _PUT_DELIVERY = "INSERT OR REPLACE INTO deliveries VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
 DEAD = "SELECT * FROM deliveries WHERE state = 'dead' ORDER BY id"
 PRUNE: tuple[Statement, ...] = (
@@ -38,6 +43,11 @@ PRUNE: tuple[Statement, ...] = (
         "DELETE FROM deliveries WHERE state != 'pending' AND id <= (SELECT max(id) FROM deliveries) - ?"
         " AND key NOT IN (SELECT key FROM incidents WHERE state = 'open')",
         (MAX_FINISHED,),
+    ),
+    (
+        "DELETE FROM receipts WHERE key NOT IN"
+        " (SELECT key FROM incidents ORDER BY state = 'open' DESC, updated DESC LIMIT ?)",
+        (MAX_TOLD,),
     ),
     ("DELETE FROM journal WHERE id <= (SELECT max(id) FROM journal) - ?", (MAX_JOURNAL,)),
 )

@@ -13,19 +13,22 @@ import httpx
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.message import Links, summary_text
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, SinkFilter
 from denpexd.notify.post import new_client
-from denpexd.notify.render import report, summary_text
+from denpexd.notify.render import report
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
+from denpexd.notify.sinks_slack import Receipts, SlackSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.notify.storm import notice
-from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
-from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings
-from denpexd.settings import WebhookSink as WebhookOptions
+from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import AppriseSink as AppriseOptions
+from denpexd.settings_sinks import SlackSink as SlackOptions
+from denpexd.settings_sinks import WebhookSink as WebhookOptions
 
 _TEST_SECONDS = 30.0
 
@@ -66,16 +69,16 @@ async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str
     """
     clock = SystemClock()
     async with new_client() as client:
-        sinks = make_sinks(settings, client, clock, sys.stdout, color=False, width=100)
-        chosen = [s for s in sinks if only in (None, s.name)]
-        if not chosen:
-            raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
         verdict = sample(clock.wall())
         key = str(verdict["key"])
         with (
             tempfile.TemporaryDirectory(prefix="denpexd-test-") as folder,
             Store(Path(folder) / "test.sqlite", clock) as store,
         ):
+            sinks = make_sinks(settings, client, clock, sys.stdout, store, color=False, width=100)
+            chosen = [s for s in sinks if only in (None, s.name)]
+            if not chosen:
+                raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
             store.commit(deliveries=[Delivery(s.name, key, 1, "opened", f"{key}:1", "first", verdict) for s in chosen])
             deliverer = Deliverer(store, chosen, clock, random.Random())  # noqa: S311 - jitter, not a secret
             await deliverer.once(_TEST_SECONDS)
@@ -104,17 +107,27 @@ def sample(now: float) -> dict[str, object]:
 
 
 def make_sinks(
-    settings: Settings, client: httpx.AsyncClient, clock: Clock, stream: TextIO, *, color: bool, width: int
+    settings: Settings,
+    client: httpx.AsyncClient,
+    clock: Clock,
+    stream: TextIO,
+    receipts: Receipts,
+    *,
+    color: bool,
+    width: int,
 ) -> list[Sink]:
     """The configured sinks; console output goes to `stream` with `width` columns."""
     sinks: list[Sink] = []
+    links = Links(settings.web.public_url, settings.runbook_base_url, settings.links)
     for name, options in settings.named_sinks():
         if isinstance(options, WebhookOptions):
             sinks.append(WebhookSink(name, options, client, clock))
+        elif isinstance(options, SlackOptions):
+            sinks.append(SlackSink(name, options, client, clock, receipts, links))
         elif isinstance(options, AlertmanagerOptions):
-            sinks.append(AlertmanagerSink(name, options, client, clock, settings.runbook_base_url))
+            sinks.append(AlertmanagerSink(name, options, client, clock, links))
         elif isinstance(options, AppriseOptions):
-            sinks.append(AppriseSink(name, options))
+            sinks.append(AppriseSink(name, options, links))
         else:
             sinks.append(ConsoleSink(name, stream, color=color, width=width))
     return sinks

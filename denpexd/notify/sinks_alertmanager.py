@@ -4,28 +4,27 @@ The label set is the identity of an alert there. Labels are short and never hold
 explanation changes one of them, the alert under the old labels is ended in the same request.
 """
 
+import re
 from collections.abc import Sequence
 
 import httpx
 
 from denpexd.clock import Clock, iso
+from denpexd.notify.message import Links, message, text
 from denpexd.notify.policy import Verdict
 from denpexd.notify.post import TIMEOUT, post_json
-from denpexd.notify.render import summary_text, who
+from denpexd.notify.render import who
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_webhook import http_headers, http_url
-from denpexd.notify.text import UNIX_SINCE, items, one_line, rank_list, ranks, string, unmentioned
-from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
+from denpexd.notify.text import UNIX_SINCE, cut_chars, one_line, rank_list, ranks, unmentioned
+from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 
 # An open alert ends by itself if it was not sent again for so many intervals (the daemon is gone).
 EXPIRES_AFTER = 4
 
+_RANKS = 2000
+
 Labels = dict[str, str]
-
-
-def runbook_url(base: str, failure: str) -> str:
-    """The page of a failure: in place of `{failure}`, or at the end where the base does not say so."""
-    return base.replace("{failure}", failure) if "{failure}" in base else f"{base.rstrip('/')}/{failure}"
 
 
 class AlertmanagerSink:
@@ -39,12 +38,12 @@ class AlertmanagerSink:
         options: AlertmanagerOptions,
         client: httpx.AsyncClient,
         clock: Clock,
-        runbook_base_url: str | None = None,
+        links: Links | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         self.name, self.refresh_every = name, options.interval
         self._options, self._client, self._clock, self._timeout = options, client, clock, timeout
-        self._runbooks = runbook_base_url
+        self._links = links
         self._open: dict[str, tuple[Labels, float]] = {}
 
     async def send(self, row: Row) -> None:
@@ -84,21 +83,20 @@ class AlertmanagerSink:
         return [{**alert, "labels": former, "endsAt": iso(now)}, alert]
 
     def _annotations(self, verdict: Verdict) -> dict[str, str]:
-        title, body = summary_text(verdict, 3500)
-        steps = [one_line(step.get("do")) for step in items(verdict, "remediation")]
+        told = message(verdict, self._links, self._clock.wall())
+        title, body = text(told, 3500)
         found = {
             "summary": title,
             "description": body,
-            "remediation": "\n".join(f"{n}. {step}" for n, step in enumerate(steps, 1)),
-            "verification": string(verdict, "verification"),
-            "initiating_ranks": rank_list(ranks(verdict, "initiating_ranks")) or who(verdict),
-            "collateral_ranks": rank_list(ranks(verdict, "collateral_ranks")),
+            "remediation": "\n".join(f"{n}. {step.do}" for n, step in enumerate(told.steps, 1)),
+            "verification": told.verification,
+            "initiating_ranks": cut_chars(rank_list(ranks(verdict, "initiating_ranks")), _RANKS) or who(verdict),
+            "collateral_ranks": cut_chars(rank_list(ranks(verdict, "collateral_ranks")), _RANKS),
             "certainty": one_line(verdict.get("certainty")),
         }
-        if self._runbooks:
-            found["runbook_url"] = runbook_url(self._runbooks, one_line(verdict.get("failure")))
         # Templates pass annotations on to chats as they are.
-        return {name: text if name == "runbook_url" else unmentioned(text) for name, text in found.items() if text}
+        links = {f"{re.sub(r'[^A-Za-z0-9_]', '_', name)}_url": url for name, url in told.links}
+        return {name: unmentioned(said) for name, said in found.items() if said} | links
 
     async def _post(self, alerts: list[dict[str, object]]) -> None:
         await post_json(

@@ -10,11 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from denpexd.errors import DeliveryError, SettingsError
+from denpexd.notify.message import Links, summary_text
 from denpexd.notify.policy import Verdict
-from denpexd.notify.render import summary_text
 from denpexd.notify.rows import Row
 from denpexd.notify.text import unmentioned
-from denpexd.settings import AppriseSink as AppriseOptions
+from denpexd.settings_sinks import AppriseSink as AppriseOptions
 from denpexd.settings_sources import read_secret
 
 BODY_LIMIT = 3500
@@ -24,10 +24,10 @@ _TYPES = {"critical": "failure", "high": "failure", "medium": "warning", "low": 
 class AppriseSink:
     """Sends title and plain text to one apprise URL; `{key}` in the URL becomes the key of the incident."""
 
-    def __init__(self, name: str, options: AppriseOptions) -> None:
+    def __init__(self, name: str, options: AppriseOptions, links: Links | None = None) -> None:
         self.name = name
         self.max_attempts: int | None = options.attempts
-        self._options = options
+        self._options, self._links = options, links
 
     async def send(self, row: Row) -> None:
         """Send; DeliveryError without details, apprise keeps them to itself."""
@@ -36,15 +36,15 @@ class AppriseSink:
         except SettingsError as error:
             raise DeliveryError(str(error), retryable=True) from error
         url = url.replace("{key}", quote(row.delivery.key, safe=""))
-        await asyncio.to_thread(_notify, url, row.delivery.verdict, row.delivery.event == "closed")
+        await asyncio.to_thread(_notify, url, row.delivery.verdict, row.delivery.event == "closed", self._links)
 
 
-def _notify(url: str, verdict: Verdict, closed: bool) -> None:
+def _notify(url: str, verdict: Verdict, closed: bool, links: Links | None) -> None:
     service = _service(url)
     limit = min(BODY_LIMIT, int(service.body_maxlen))
-    title, body = (unmentioned(text) for text in summary_text(verdict, limit))
+    title, body = (unmentioned(text) for text in summary_text(verdict, limit, links))
     if service.title_maxlen <= 0:  # the title becomes the first line of the body there
-        body = unmentioned(summary_text(verdict, max(100, limit - len(title) - 4))[1])
+        body = unmentioned(summary_text(verdict, max(100, limit - len(title) - 4), links)[1])
     kind = "success" if closed else _TYPES.get(str(verdict.get("severity")), "warning")
     import apprise
 

@@ -8,8 +8,8 @@ from denpexd.clock import Clock
 from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.rows import Row
-from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
-from denpexd.settings import WebhookSink as WebhookOptions
+from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import WebhookSink as WebhookOptions
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import check_http_url
 

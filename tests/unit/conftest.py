@@ -25,7 +25,10 @@ class Received:
 
 @dataclass
 class Receiver:
-    """`script` holds the next answers: a status, (status, headers), "drip", "silent" or "garbage"; then 200."""
+    """`script` holds the next answers, then 200.
+
+    An answer: a status, (status, headers), (status, headers, JSON), "drip", "silent" or "garbage".
+    """
 
     port: int = 0
     script: list[Any] = field(default_factory=list)
@@ -64,10 +67,11 @@ class Receiver:
                 except TimeoutError:
                     pass
         else:
-            status, headers = answer if isinstance(answer, tuple) else (answer, {})
-            lines = [f"HTTP/1.1 {status} Answer", "Content-Length: 6", "Connection: close"]
+            status, headers, *said = answer if isinstance(answer, tuple) else (answer, {})
+            body = json.dumps(said[0]) if said else "answer"
+            lines = [f"HTTP/1.1 {status} Answer", f"Content-Length: {len(body)}", "Connection: close"]
             lines += [f"{k}: {v}" for k, v in headers.items()]
-            writer.write(("\r\n".join(lines) + "\r\n\r\nanswer").encode("latin-1"))
+            writer.write(("\r\n".join(lines) + f"\r\n\r\n{body}").encode("latin-1"))
         if not writer.is_closing():
             await writer.drain()
 

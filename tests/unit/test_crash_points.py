@@ -33,7 +33,8 @@ from denpexd.reader import Reader
 from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
-from denpexd.settings import ConsoleSink, Settings
+from denpexd.settings import Settings
+from denpexd.settings_sinks import ConsoleSink
 
 from .test_daemon import Processes
 

@@ -27,9 +27,9 @@ from denpexd.notify.rows import Row
 from denpexd.notify.sinks import filters, make_sinks
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_webhook import WebhookSink
-from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
-from denpexd.settings import WebhookSink as WebhookOptions
 from denpexd.settings import load
+from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import WebhookSink as WebhookOptions
 
 
 def message(key: str = "k", revision: int = 1, sink: str = "hook", event: str = "opened") -> Delivery:
@@ -347,7 +347,7 @@ async def test_kill_9_between_commit_and_answer_sends_the_same_message_again(
         from denpexd.notify.policy import Delivery
         from denpexd.notify.post import new_client
         from denpexd.notify.sinks_webhook import WebhookSink
-        from denpexd.settings import WebhookSink as Options
+        from denpexd.settings_sinks import WebhookSink as Options
 
         async def main():
             store, clock = Store(Path({str(path)!r})).open(), SystemClock()
@@ -379,10 +379,11 @@ async def test_kill_9_between_commit_and_answer_sends_the_same_message_again(
     assert receiver.requests[0].json == receiver.requests[1].json
 
 
-async def test_sinks_are_made_from_settings(client: httpx.AsyncClient, clock: ManualClock) -> None:
+async def test_sinks_are_made_from_settings(store: Store, client: httpx.AsyncClient, clock: ManualClock) -> None:
     sinks = "[{type: webhook, url: 'http://h/'}, {type: alertmanager, url: 'http://h/'}, {type: console},"
+    sinks += " {type: slack, webhook_url: 'http://h/'},"
     sinks += " {type: apprise, url: 'json://h', severity: [high, critical]}]"
     settings = load(None, overrides={}, environ={"HOME": "/h", "DENPEXD_SINKS": sinks})
-    made = make_sinks(settings, client, clock, io.StringIO(), color=False, width=100)
-    assert [sink.name for sink in made] == ["webhook", "alertmanager", "console", "apprise"]
-    assert [f.severity for f in filters(settings)] == [None, None, None, {"high", "critical"}]
+    made = make_sinks(settings, client, clock, io.StringIO(), store, color=False, width=100)
+    assert [sink.name for sink in made] == ["webhook", "alertmanager", "console", "slack", "apprise"]
+    assert [f.severity for f in filters(settings)] == [None, None, None, None, {"high", "critical"}]

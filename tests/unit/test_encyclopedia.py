@@ -14,7 +14,7 @@ from denpexd.catalog.load import load, shipped_rules
 from denpexd.catalog.schema import json_schema, schema_file
 from denpexd.cli import main
 from denpexd.encyclopedia import INDEX, MARK, SYMPTOMS, difference, entry_markdown, md, pages, write
-from denpexd.notify.sinks_alertmanager import runbook_url
+from denpexd.notify.message import runbook_url
 from denpexd.settings import ENCYCLOPEDIA
 
 SHIPPED, _ = load([shipped_rules()])

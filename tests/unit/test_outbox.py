@@ -358,8 +358,11 @@ def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: 
             key = f"k{i}"
             store.commit(incidents=[verdict(key, state="closed")], deliveries=[message(key=key)], journal=[key])
             store.done(store.due(NOW)[0])
+            store.keep_receipt("slack", key, f"ts of {key}")
+        store.keep_receipt("slack", "open", "ts")
         store.commit()
         assert len(store.incidents("closed")) == 3
+        assert [store.receipt("slack", key) for key in ("k0", "open")] == [None, "ts"]
         assert store.journal() == ["k7", "k8", "k9"]
     with Store(path, clock) as store:
         assert store.sent("open") == {"hook": Sent(1, "opened")}
@@ -462,3 +465,18 @@ def test_every_message_is_sent_once_in_order_or_still_waits(
         expected = {k: revisions[0] for k, revisions in waiting.items() if revisions and k not in leased}
         assert {row.delivery.key: row.delivery.revision for row in store.due(NOW)} == expected
     store.close()
+
+
+def test_what_a_receiver_gave_back_survives_a_restart_and_a_full_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store(path) as store:
+        store.commit(incidents=[verdict("k")])
+        store.keep_receipt("slack", "k", "1")
+        with monkeypatch.context() as full:
+            full.setattr(store._database, "write", lambda _: (_ for _ in ()).throw(StateError("full")))
+            store.keep_receipt("slack", "k", "2")
+            assert store.receipt("slack", "k") == "2"
+        assert store.receipt("slack", "other") is None
+    with Store(path) as store:
+        assert store.receipt("slack", "k") == "2"

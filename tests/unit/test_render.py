@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.notify.markdown import markdown
-from denpexd.notify.render import report, summary_text
+from denpexd.notify.message import summary_text
+from denpexd.notify.render import report
 from denpexd.notify.text import cells, cut, excerpt, rank_list, rank_words
 
 VERDICT: dict[str, Any] = {

@@ -25,10 +25,10 @@ from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.scan.engine import choose_engine
-from denpexd.settings import AlertmanagerSink as AlertmanagerOptions
-from denpexd.settings import AppriseSink as AppriseOptions
 from denpexd.settings import Settings, show
-from denpexd.settings import WebhookSink as WebhookOptions
+from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import AppriseSink as AppriseOptions
+from denpexd.settings_sinks import WebhookSink as WebhookOptions
 from denpexd.web.gate import is_loopback
 
 TEXT = '","severity":"info","key":"x"}\n<!channel> <https://evil.example|click>'

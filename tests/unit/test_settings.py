@@ -89,7 +89,7 @@ def test_every_mistake_is_reported_at_once_with_its_place(config: Path) -> None:
         "sinks:\n"
         "  - {type: webhook, url: 'https://u:sesame@h/x', urll: 3}\n"
         "  - {type: webhook, url: 'ftp://sesame'}\n"
-        "  - {type: slack, webhook_url_file: /x}\n"
+        "  - {type: slak, webhook_url_file: /x}\n"
         "  - {url: sesame}\n"
         "ingest: {sweep: 2s, sweep: 3s}\n"
     )
@@ -104,7 +104,7 @@ def test_every_mistake_is_reported_at_once_with_its_place(config: Path) -> None:
         f"{config}:5:3: web.port: input should be less than or equal to 65535, not 99999",
         f"{config}:7:50: unknown option sinks[0].urll; did you mean url?",
         f"{config}:8:5: sinks[1]: a URL starts with http:// or https://",
-        f"{config}:9:5: sinks[2]: unknown type 'slack'; use `type: apprise` with a URL slack://",
+        f"{config}:9:5: sinks[2]: unknown type 'slak'; valid types are console,",
         f"{config}:10:5: sinks[3]: `type` is missing",
         f"{config}:11:21: ingest.sweep is given twice",
         "environment: unknown variable DENPEXD_WEB__PRT; did you mean DENPEXD_WEB__PORT?",
@@ -173,6 +173,10 @@ def test_a_named_file_must_be_readable(tmp_path: Path) -> None:
         ("[{type: console, severity: [urgent]}]", "'critical', 'high', 'medium' or 'low'"),
         ("[{type: console, severity: []}]", "at least 1 item"),
         ("[{type: console, name: 'A B'}]", "match pattern"),
+        ("[{type: slack}]", "exactly one of webhook_url, webhook_url_file, bot_token and bot_token_file"),
+        ("[{type: slack, bot_token: x}]", "a bot token needs a channel"),
+        ("[{type: slack, webhook_url: 'http://h', channel: '#x'}]", "the channel belongs to a webhook"),
+        ("[{type: slack, webhook_url: 'hooks.slack.com/x'}]", "a URL starts with http"),
         ("[{type: alertmanager, url: 'http://h', interval: 1s}]", "greater than or equal to 5"),
     ],
 )

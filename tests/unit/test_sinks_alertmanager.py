@@ -7,11 +7,12 @@ import pytest
 
 from denpexd.clock import ManualClock
 from denpexd.errors import DeliveryError
+from denpexd.notify.message import Links
 from denpexd.notify.policy import Delivery
 from denpexd.notify.post import new_client
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
-from denpexd.settings import AlertmanagerSink as Options
+from denpexd.settings_sinks import AlertmanagerSink as Options
 
 START = 1_700_000_000.0
 VERDICT: dict[str, Any] = {
@@ -40,7 +41,7 @@ def row(event: str = "opened", verdict: dict[str, Any] = VERDICT) -> Row:
 async def sink(receiver: Any) -> AsyncIterator[AlertmanagerSink]:
     options = Options(type="alertmanager", url=receiver.url + "/prefix/")
     async with new_client() as client:
-        yield AlertmanagerSink("am", options, client, clock(), "https://runbooks.example/")
+        yield AlertmanagerSink("am", options, client, clock(), Links(runbooks="https://runbooks.example/"))
 
 
 def clock() -> ManualClock:

@@ -12,7 +12,7 @@ from denpexd.errors import DeliveryError
 from denpexd.notify.policy import Delivery
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_apprise import AppriseSink
-from denpexd.settings import AppriseSink as Options
+from denpexd.settings_sinks import AppriseSink as Options
 
 # apprise loads all its plugins, and some use what their own dependencies call deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -19,7 +19,7 @@ from denpexd.notify.policy import Delivery
 from denpexd.notify.post import new_client, retry_after
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_webhook import WebhookSink
-from denpexd.settings import WebhookSink as Options
+from denpexd.settings_sinks import WebhookSink as Options
 
 VERDICT = {"key": "run/1/a", "revision": 3, "event": "updated", "failure": "hang", "evidence": []}
 

@@ -13,9 +13,10 @@ from denpexd.clock import ManualClock
 from denpexd.core.events import Opened
 from denpexd.ledger import Ledger
 from denpexd.notify import outbox
+from denpexd.notify.message import summary_text
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import SinkFilter
-from denpexd.notify.render import report, summary_text
+from denpexd.notify.render import report
 from denpexd.notify.storm import ALL, EVERY, GATHER, SAME, Storm
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner

@@ -1,0 +1,258 @@
+"""What every receiver is told of an incident, in the order somebody wants it at 3 a.m. Pure.
+
+Texts are safe to show on one line (`text.one_line`) but not yet escaped for a destination; each sink does that.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from denpexd.notify.policy import Verdict
+from denpexd.notify.render import kind_word, origin, who
+from denpexd.notify.text import (
+    UNIX_SINCE,
+    cut,
+    cut_chars,
+    excerpt,
+    items,
+    moment,
+    one_line,
+    rank_words,
+    ranks,
+    short,
+    string,
+)
+
+SENTENCES = 2
+QUOTES, QUOTED = 3, 300
+STEPS, STEP, COMMAND = 8, 400, 1000
+RANKS, NODES = 120, 4
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`\"'(])")
+# The job may well go on training with these.
+_GOES_ON = frozenset({"performance", "numerics", "serving"})
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where people read on. `console`: base URL or None; `runbooks`: URL with {failure}; `more`: further, by name."""
+
+    console: str | None = None
+    runbooks: str | None = None
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, verdict: Verdict) -> list[tuple[str, str]]:
+        """Name and URL of each, with job, failure and key of the incident in their places."""
+        names = {"job": verdict.get("job"), "failure": verdict.get("failure"), "key": verdict.get("key")}
+        found = []
+        if self.console:
+            path = quote(one_line(names["key"]), safe="/")
+            found.append(("console", f"{self.console.rstrip('/')}/incidents/{path}"))
+        if self.runbooks and (failure := one_line(names["failure"])) and not failure.startswith("denpexd-"):
+            found.append(("runbook", runbook_url(self.runbooks, quote(failure, safe=""))))
+        for name, url in self.more.items():
+            for place, value in names.items():
+                url = url.replace(f"{{{place}}}", quote(one_line(value), safe=""))
+            found.append((name, url))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A line of evidence: where it stands, what it says, what it means."""
+
+    origin: str
+    text: str
+    means: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do; `risk`: read-only, config, restart or disruptive."""
+
+    do: str
+    risk: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All that is told. `headline`: the answer in one line; `facts`: what somebody asks next, by name."""
+
+    headline: str
+    answer: str
+    closed: bool
+    severity: str
+    failure: str
+    key: str
+    job: str
+    facts: list[tuple[str, str]]
+    cause: str
+    evidence: list[Quote]
+    changed: list[str]
+    missing: list[str]
+    steps: list[Step]
+    verification: str
+    resume_safe: str
+    links: list[tuple[str, str]]
+
+
+def message(verdict: Verdict, links: Links | None = None, now: float | None = None) -> Message:
+    """What is told of an incident; `now` on the axis of the verdict's times, None: when this revision was made."""
+    closed = verdict.get("state") == "closed" or verdict.get("event") == "closed"
+    title = one_line(verdict.get("title") or verdict.get("failure"))
+    certainty = one_line(verdict.get("certainty"))
+    told = one_line(verdict.get("quick_answer") or verdict.get("summary"))
+    return Message(
+        headline=f"{kind_word(verdict)} {who(verdict)}{where(verdict)}: {title}"
+        + (f" ({certainty})" * bool(certainty)),
+        answer=f"Closed at {moment(verdict.get('updated_t'))}. {told}".strip() if closed else told,
+        closed=closed,
+        severity=one_line(verdict.get("severity")),
+        failure=one_line(verdict.get("failure")),
+        key=one_line(verdict.get("key")),
+        job=one_line(verdict.get("job")),
+        facts=facts(verdict, now),
+        cause=sentences(one_line(verdict.get("root_cause"))),
+        evidence=[_quoted(item) for item in items(verdict, "evidence")[:QUOTES]],
+        changed=short(verdict),
+        missing=[_wanted(item) for item in items(verdict, "missing")[:QUOTES]],
+        steps=[_step(step) for step in items(verdict, "remediation")[:STEPS]],
+        verification=cut_chars(string(verdict, "verification"), COMMAND),
+        resume_safe=one_line(verdict.get("resume_safe")),
+        links=(links or Links()).of(verdict),
+    )
+
+
+def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
+    """Job, ranks with their nodes, step, since when, GPU-hours, certainty, whose it is: what is known of these."""
+    attempt, step = verdict.get("attempt"), verdict.get("step")
+    initiating, collateral = ranks(verdict, "initiating_ranks"), ranks(verdict, "collateral_ranks")
+    unheard = ranks(verdict, "unheard_ranks")
+    domain, certainty = one_line(verdict.get("domain")), one_line(verdict.get("certainty"))
+    rows = (
+        ("job", one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in (None, 0) else "")),
+        ("started by", (few(initiating) if initiating else "no rank can be named") + where(verdict)),
+        ("victims", few(collateral) if collateral else ""),
+        ("not heard", few(unheard) if unheard else ""),
+        ("since", moment(verdict.get("opened_t")) + (f", step {step}" if step is not None else "")),
+        ("idle so far", idle(verdict, now)),
+        ("severity", one_line(verdict.get("severity"))),
+        ("certainty", certainty),
+        ("a matter of", domain),
+    )
+    return [(name, value) for name, value in rows if value]
+
+
+def where(verdict: Verdict) -> str:
+    """` on gpu-a, gpu-b`: the nodes of those who started it; empty where none is known."""
+    nodes = verdict.get("nodes")
+    at = {str(rank): one_line(node) for rank, node in nodes.items()} if isinstance(nodes, Mapping) else {}
+    on = sorted({cut_chars(at[str(r)], 80) for r in ranks(verdict, "initiating_ranks") if str(r) in at})
+    more = f" and {len(on) - NODES} more nodes" if len(on) > NODES else ""
+    return f" on {', '.join(on[:NODES])}{more}" if on else ""
+
+
+def few(found: Sequence[int]) -> str:
+    """`ranks 0-3,7`; of very many pieces the first, and how many ranks there are."""
+    text = rank_words(found)
+    if len(text) <= RANKS:
+        return text
+    return f"{text[:RANKS].rpartition(',')[0]},… ({len(found):,} ranks)"
+
+
+def idle(verdict: Verdict, now: float | None = None) -> str:
+    """GPU-hours that the job has stood still, and what that assumes; empty where it may well have gone on."""
+    opened, updated = verdict.get("opened_t"), verdict.get("updated_t")
+    if verdict.get("category") in _GOES_ON or not isinstance(opened, int | float):
+        return ""
+    until = now if now is not None and verdict.get("state") != "closed" and opened >= UNIX_SINCE else updated
+    since = verdict.get("stopped_t")
+    begin = float(since) if isinstance(since, int | float) else float(opened)
+    world, hours = known_ranks(verdict), (until - begin) / 3600 if isinstance(until, int | float) else 0.0
+    if hours <= 0 or not world:
+        return ""
+    total = world * hours
+    amount = f"{total:,.0f}" if total >= 10 else f"{total:.2g}"
+    standing = isinstance(since, int | float) or verdict.get("hang")
+    if_so = "no rank has worked since" if standing else "at most, if no rank has worked since"
+    return f"{amount} GPU-hours ({world:,} ranks x {hours:.2g} h; one GPU a rank, {if_so})"
+
+
+def known_ranks(verdict: Verdict) -> int:
+    """How many ranks the verdict knows of, at most the world size."""
+    nodes = verdict.get("nodes")
+    known = {int(rank) for rank in nodes if str(rank).isdigit()} if isinstance(nodes, Mapping) else set[int]()
+    for name in ("initiating_ranks", "collateral_ranks", "unheard_ranks"):
+        known |= {rank for rank in ranks(verdict, name) if rank >= 0}
+    return len(known)
+
+
+def sentences(text: str, most: int = SENTENCES) -> str:
+    """The first sentences of a text."""
+    return " ".join(_SENTENCE.split(text)[:most])
+
+
+def runbook_url(base: str, failure: str) -> str:
+    """The page of a failure: in place of `{failure}`, or at the end where the base does not say so."""
+    return base.replace("{failure}", failure) if "{failure}" in base else f"{base.rstrip('/')}/{failure}"
+
+
+def summary_text(verdict: Verdict, limit: int, links: Links | None = None, now: float | None = None) -> tuple[str, str]:
+    """`text` of a verdict."""
+    return text(message(verdict, links, now), limit)
+
+
+def text(told: Message, limit: int) -> tuple[str, str]:
+    """Title (at most 250 characters) and plain body (at most `limit`), the important first."""
+    start = f"[{told.severity}] " if told.severity else ""
+    job = f"{told.job} " if told.job else ""
+    kind, _, rest = told.headline.partition(" ")
+    title = cut_chars(f"{start}{kind} {job}{rest}", 250)
+    parts = [told.answer]
+    if not told.closed:
+        parts.append("\n".join(f"{name}: {value}" for name, value in told.facts if name not in ("job", "severity")))
+        parts += [f"Why: {told.cause}"] if told.cause else []
+        parts += [_numbered(told.steps)] if told.steps else []
+        parts += [f"Check: {told.verification}"] if told.verification else []
+        parts += [f"Resume from the last checkpoint: {told.resume_safe}"] if told.resume_safe else []
+        parts += [f"{q.origin}\n> {q.text}\n  {q.means}".rstrip() for q in told.evidence]
+        parts += told.changed
+        parts += [f"Missing: {wanted}" for wanted in told.missing]
+    else:
+        parts.append("\n".join(f"{name}: {value}" for name, value in told.facts if name in ("idle so far",)))
+    links = [f"{name}: {url}" for name, url in told.links]
+    tail = f"denpexd explain {told.failure}  |  incident {told.key}"
+    return title, _fit([part for part in parts if part], "\n".join([*links, tail]), limit)
+
+
+def _numbered(steps: Sequence[Step]) -> str:
+    lines = [
+        f"{number}. {step.do}" + (f"\n   $ {step.command}" if step.command else "")
+        for number, step in enumerate(steps, 1)
+    ]
+    return "What to do:\n" + "\n".join(lines)
+
+
+def _fit(body: Sequence[str], tail: str, limit: int) -> str:
+    # The last part names the incident and is kept; what does not fit before it is cut.
+    room = limit - len(tail) - 2
+    if room < 40:
+        return cut_chars("\n\n".join([*body, tail.rpartition("\n")[2]]), limit)
+    return "\n\n".join([cut_chars("\n\n".join(body), room), tail] if body else [tail])
+
+
+def _quoted(item: Mapping[str, object]) -> Quote:
+    lines = excerpt(str(item.get("text", "")))
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return Quote(cut_chars(origin(item), QUOTED), cut(last, QUOTED), cut_chars(one_line(item.get("means")), QUOTED))
+
+
+def _wanted(item: Mapping[str, object]) -> str:
+    fact, how = one_line(item.get("fact") or item.get("text")), one_line(item.get("how"))
+    return cut_chars(f"{fact} ({how})" if how else fact, 400)
+
+
+def _step(item: Mapping[str, object]) -> Step:
+    do, command = cut_chars(one_line(item.get("do")), STEP), cut_chars(string(item, "command"), COMMAND)
+    return Step(do, one_line(item.get("risk")), command)

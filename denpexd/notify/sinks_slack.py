@@ -1,0 +1,139 @@
+"""Slack. With a bot token one message an incident, changed in place, and a thread of what changed; else a webhook.
+
+Where the message stands (channel and ts) is kept with the incident, so a restarted daemon changes the same one. An
+incoming webhook gives no ts back: there every revision is a message of its own.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import httpx
+
+from denpexd.clock import Clock
+from denpexd.errors import DeliveryError, SettingsError
+from denpexd.notify.message import Links, Message, message
+from denpexd.notify.post import TIMEOUT, post_json
+from denpexd.notify.rows import Row
+from denpexd.notify.slack_blocks import blocks, fallback, head, reply
+from denpexd.settings_sinks import SlackSink as SlackOptions
+from denpexd.settings_sources import read_secret
+from denpexd.settings_values import check_http_url
+
+# Of `"ok": false` these may pass; everything else stays wrong until somebody mends it.
+_PASSING = frozenset({"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable"})
+_PASSING |= {"request_timeout", "message_limit_exceeded"}
+# The message is not there any more, or not ours: a new one takes its place.
+_LOST = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"})
+_LONGEST_ANSWER = 256 * 1024
+
+
+class Receipts(Protocol):
+    """What a receiver gave back for an incident, kept as long as the incident; both calls may block (disk)."""
+
+    def receipt(self, sink: str, key: str) -> str | None: ...
+    def keep_receipt(self, sink: str, key: str, value: str) -> None: ...
+
+
+class SlackSink:
+    """Posts to an incoming webhook, or to a channel as a bot."""
+
+    max_attempts: int | None = None
+
+    def __init__(
+        self,
+        name: str,
+        options: SlackOptions,
+        client: httpx.AsyncClient,
+        clock: Clock,
+        receipts: Receipts,
+        links: Links | None = None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.name = name
+        self._options, self._client, self._clock, self._timeout = options, client, clock, timeout
+        self._receipts, self._links = receipts, links
+
+    async def send(self, row: Row) -> None:
+        """Post or change the message; DeliveryError says whether another try makes sense."""
+        told = message(row.delivery.verdict, self._links, self._clock.wall())
+        if not self._options.by_bot:
+            await self._post(self._secret("webhook"), self._content(told))
+            return
+        known = await self._known(row.delivery.key)
+        if known is None or not await self._changed(row, told, known):
+            await self._first(row, told)
+
+    def preview(self, row: Row) -> dict[str, object]:
+        """What a first message would hold."""
+        where = {"channel": self._options.channel} if self._options.by_bot else {}
+        return {**where, **self._content(message(row.delivery.verdict, self._links))}
+
+    def _content(self, told: Message) -> dict[str, object]:
+        return {"text": fallback(told), "blocks": blocks(told), "unfurl_links": False, "unfurl_media": False}
+
+    async def _first(self, row: Row, told: Message) -> None:
+        answer = await self._call("chat.postMessage", {"channel": self._options.channel, **self._content(told)})
+        await self._keep(row, str(answer.get("channel") or self._options.channel), str(answer.get("ts") or ""))
+
+    async def _changed(self, row: Row, told: Message, known: Mapping[str, Any]) -> bool:
+        """Whether the message could be changed; the thread then tells what is new."""
+        channel, ts = str(known["channel"]), str(known["ts"])
+        now, reason = head(row.delivery.verdict), row.delivery.reason
+        try:
+            await self._call("chat.update", {"channel": channel, "ts": ts, **self._content(told)})
+            if known.get("revision") != row.delivery.revision:
+                text = reply(known.get("head") or {}, told, now, reason)
+                aloud = {"reply_broadcast": True} if reason not in ("updated", "closed") else {}
+                await self._call("chat.postMessage", {"channel": channel, "thread_ts": ts, "text": text, **aloud})
+        except DeliveryError as error:
+            if error.reason.rpartition(": ")[2] not in _LOST:
+                raise
+            return False
+        await self._keep(row, channel, ts)
+        return True
+
+    async def _known(self, key: str) -> Mapping[str, Any] | None:
+        kept = await asyncio.to_thread(self._receipts.receipt, self.name, key)
+        known = json.loads(kept) if kept else None
+        return known if isinstance(known, dict) and known.get("ts") and known.get("channel") else None
+
+    async def _keep(self, row: Row, channel: str, ts: str) -> None:
+        told = {"channel": channel, "ts": ts, "revision": row.delivery.revision, "head": head(row.delivery.verdict)}
+        await asyncio.to_thread(self._receipts.keep_receipt, self.name, row.delivery.key, json.dumps(told))
+
+    async def _call(self, method: str, content: Mapping[str, object]) -> Mapping[str, Any]:
+        """A method of the Web API; `DeliveryError.reason` ends in Slack's error code where it gave one."""
+        headers = {"Authorization": f"Bearer {self._secret('bot')}"}
+        answer = await self._post(f"{self._options.api_url.rstrip('/')}/{method}", content, headers)
+        try:
+            said = json.loads(answer)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise DeliveryError(f"{method}: the answer is not Slack's; check api_url", retryable=True)
+        if said.get("ok") is not True:
+            code = str(said.get("error") or "unknown error")[:100]
+            raise DeliveryError(f"{method}: {code}", retryable=code in _PASSING)
+        return said
+
+    async def _post(self, url: str, content: Mapping[str, object], headers: Mapping[str, str] | None = None) -> bytes:
+        return await post_json(
+            self._client,
+            url,
+            content,
+            headers=headers or {},
+            wall=self._clock.wall(),
+            timeout=self._timeout,
+            answer=_LONGEST_ANSWER if headers else 0,
+        )
+
+    def _secret(self, which: str) -> str:
+        options = self._options
+        try:
+            if which == "webhook":
+                return check_http_url(read_secret(options.webhook_url, options.webhook_url_file))
+            return read_secret(options.bot_token, options.bot_token_file)
+        except (SettingsError, ValueError) as error:
+            raise DeliveryError(f"no usable {which}: {error}", retryable=True) from error

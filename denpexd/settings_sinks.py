@@ -1,0 +1,134 @@
+"""The options of every destination of alerts."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from denpexd.settings_values import Duration, SecretUrl, Section, as_list, check_http_url
+
+Severity = Literal["critical", "high", "medium", "low"]
+
+_OWN_HEADERS = {
+    "idempotency-key",
+    "content-type",
+    "content-length",
+    "host",
+    "user-agent",
+}
+
+
+class SinkOptions(Section):
+    """What every destination of alerts has."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] | None = Field(
+        default=None, description="name in metrics and in the state database; needed where a type is used twice"
+    )
+    severity: Annotated[list[Severity], BeforeValidator(as_list), Field(min_length=1)] | None = Field(
+        default=None, description="send only incidents of these severities"
+    )
+
+
+class ConsoleSink(SinkOptions):
+    """Prints the report to standard output."""
+
+    type: Literal["console"] = "console"
+
+
+class _UrlSink(SinkOptions):
+    url: SecretUrl | None = Field(default=None, description="where to send to")
+    url_file: Path | None = Field(default=None, description="file that holds the URL, read at every use")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> "_UrlSink":
+        _only_one(("url", self.url), ("url_file", self.url_file))
+        return self
+
+
+class _HttpSink(_UrlSink):
+    headers: dict[str, SecretStr] = Field(default_factory=dict, description="further request headers")
+
+    @model_validator(mode="after")
+    def _http(self) -> "_HttpSink":
+        _http(self.url)
+        for name, value in self.headers.items():
+            if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _OWN_HEADERS:
+                raise ValueError(f"header {name!r} cannot be set")
+            if not value.get_secret_value().isascii() or not value.get_secret_value().isprintable():
+                raise ValueError(f"the value of header {name!r} must be printable ASCII on one line")
+        return self
+
+
+class WebhookSink(_HttpSink):
+    """POSTs the verdict as JSON."""
+
+    type: Literal["webhook"]
+
+
+class AlertmanagerSink(_HttpSink):
+    """Pushes alerts to an Alertmanager (API v2)."""
+
+    type: Literal["alertmanager"]
+    interval: Annotated[Duration, Field(ge=5, le=3600)] = Field(
+        default=60.0, description="how often open alerts are sent again; keep it below resolve_timeout (5m)"
+    )
+
+
+class AppriseSink(_UrlSink):
+    """Any service that apprise knows: mail, Teams, Telegram, and about 170 more."""
+
+    type: Literal["apprise"]
+    attempts: Annotated[int, Field(ge=1, le=100)] = Field(default=8, description="tries before a message is given up")
+
+
+class SlackSink(SinkOptions):
+    """Slack: one thread an incident with a bot token, else one message after the other by an incoming webhook."""
+
+    type: Literal["slack"]
+    webhook_url: SecretUrl | None = Field(default=None, description="address of an incoming webhook")
+    webhook_url_file: Path | None = Field(default=None, description="file that holds it, read at every use")
+    bot_token: SecretStr | None = Field(default=None, description="token of a bot (xoxb-...) with chat:write")
+    bot_token_file: Path | None = Field(default=None, description="file that holds it, read at every use")
+    channel: str | None = Field(
+        default=None, min_length=1, description="id or name of the channel; with a bot token only"
+    )
+    api_url: str = Field(default="https://slack.com/api", description="address of Slack's Web API, for bot tokens")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "SlackSink":
+        _only_one(
+            ("webhook_url", self.webhook_url),
+            ("webhook_url_file", self.webhook_url_file),
+            ("bot_token", self.bot_token),
+            ("bot_token_file", self.bot_token_file),
+        )
+        if self.by_bot and self.channel is None:
+            raise ValueError("a bot token needs a channel")
+        if not self.by_bot and self.channel is not None:
+            raise ValueError("the channel belongs to a webhook and cannot be chosen; use a bot token for that")
+        _http(self.webhook_url)
+        check_http_url(self.api_url)
+        return self
+
+    @property
+    def by_bot(self) -> bool:
+        """Whether messages can be changed later."""
+        return self.bot_token is not None or self.bot_token_file is not None
+
+
+Sink = Annotated[
+    ConsoleSink | WebhookSink | SlackSink | AlertmanagerSink | AppriseSink,
+    Field(discriminator="type"),
+]
+
+
+def _only_one(*options: tuple[str, object]) -> None:
+    if sum(value is not None for _, value in options) != 1:
+        *first, last = (name for name, _ in options)
+        raise ValueError(f"exactly one of {', '.join(first)} and {last} is needed")
+
+
+def _http(url: SecretStr | None) -> None:
+    if url is not None:
+        check_http_url(url.get_secret_value())
