@@ -1,12 +1,28 @@
 """What one does before a job starts: `denpexd config`, `doctor`, `discover`; completion and manual pages."""
 
+import asyncio
 import json
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from denpexd.terminal import ACTIVE, CONFIG, EXISTING, flags_of, form, say, say_json, settings_of, table, whole, width
+from denpexd.terminal import (
+    ACTIVE,
+    CONFIG,
+    EXISTING,
+    color,
+    flags_of,
+    form,
+    say,
+    say_json,
+    settings_of,
+    table,
+    whole,
+    width,
+)
 
 
 @click.group()
@@ -57,3 +73,40 @@ def config_show(
     else:
         texts = [(option, json.dumps(value, ensure_ascii=False), where) for option, value, where in rows]
         say("\n".join(table(("OPTION", "VALUE", "FROM"), texts, 10_000 if whole() else width())))
+
+
+@click.command()
+@click.argument("paths", nargs=-1)
+@CONFIG
+@click.option("--port", type=int, help="As for run.")
+@click.option("--state-dir", type=EXISTING, help="As for run.")
+@click.option("--send", is_flag=True, help="Also send a test message through every destination.")
+@form("text", "json")
+@click.option("--no-color", is_flag=True, help="Plain text.")
+def doctor(
+    paths: tuple[str, ...],
+    config: Path | None,
+    port: int | None,
+    state_dir: Path | None,
+    send: bool,
+    form: str,
+    no_color: bool,
+) -> None:
+    """Check whether a daemon on PATHS, or with this configuration, could do its work here; say how to mend the rest.
+
+    Limits of the kernel, file systems, rights, clock, disk, port, rules, and whether every destination answers.
+    Exit code 0: nothing to mend, 1: something will not work.
+    """
+    from denpexd.clock import SystemClock
+    from denpexd.doctor import as_text, examine
+    from denpexd.watch import is_chosen, log_to_stderr
+
+    log_to_stderr("error")
+    flags = flags_of(job=None, port=port, state_dir=state_dir, active=None) | ({"paths": list(paths)} if paths else {})
+    chosen = is_chosen(config, flags, "web", "port")
+    found = asyncio.run(examine(lambda: settings_of(config, flags), SystemClock(), chosen_port=chosen, send=send))
+    if form == "json":
+        say_json({"checks": [asdict(one) for one in found]})
+    else:
+        say(as_text(found, color=color(no_color), width=width()))
+    sys.exit(1 if any(one.state == "bad" for one in found) else 0)

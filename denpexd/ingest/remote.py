@@ -40,6 +40,10 @@ class Mounts:
             if len(fields) >= 3:
                 self._kinds[_unescape(fields[1])] = fields[2]
 
+    def kind(self, mount: str) -> str:
+        """The type of the file system that is mounted there."""
+        return self._kinds.get(mount, "")
+
     def remote(self, path: str | Path) -> str | None:
         """The mount point of a network or user-space file system that the path lies on, or None for a local one.
 

@@ -38,7 +38,7 @@ def choose_engine() -> EngineFactory:
     """
     from denpexd.scan.re2_engine import Re2Engine
 
-    why = _hyperscan_unusable()
+    why = hyperscan_unusable()
     if why is not None:
         log.info("scan engine: re2 (%s)", why)
         return Re2Engine
@@ -49,7 +49,7 @@ def choose_engine() -> EngineFactory:
 
 
 @functools.cache
-def _hyperscan_unusable() -> str | None:
+def hyperscan_unusable() -> str | None:
     """Why hyperscan cannot be used, or None."""
     if importlib.util.find_spec("hyperscan") is None:
         return "hyperscan is not installed: pip install 'denpexd[fast]'"

@@ -1,0 +1,126 @@
+"""Whether the port is free and the destinations of alerts answer, up to TLS: nothing is sent."""
+
+import asyncio
+import errno
+import ssl
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from denpexd.client import client_of
+from denpexd.errors import DenpexdError, SettingsError
+from denpexd.findings import Finding, bad, ok, warn
+from denpexd.notify.sinks import send_test
+from denpexd.settings import Settings, Sink, Web
+from denpexd.settings_sources import read_secret
+from denpexd.settings_values import masked_url
+from denpexd.web.gate import is_loopback
+from denpexd.web.server import bind
+
+_SECONDS = 5.0
+_PORTS = {"http": 80, "https": 443}
+
+
+async def port_checks(web: Web, *, chosen: bool) -> list[Finding]:
+    """Whether the daemon can listen, and is not open to everybody."""
+    try:
+        (await asyncio.to_thread(bind, web.host, web.port)).close()
+        found = [ok("port", f"{web.port or 'any'} on {web.host} is free")]
+    except SettingsError as error:
+        used = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if used and await asyncio.to_thread(_is_ours, web):
+            found = [ok("port", f"{web.port} on {web.host}: a denpexd listens there")]
+        elif used and not chosen:
+            found = [warn("port", f"{web.port} on {web.host} is in use; run takes a free one", "set web.port")]
+        else:
+            found = [bad("port", str(error), "set web.host and web.port")]
+    if web.token_file is not None:
+        try:
+            read_secret(None, web.token_file)
+        except SettingsError as error:
+            found.append(bad("token", str(error), "openssl rand -hex 32 > FILE; chmod 600 FILE"))
+    elif not is_loopback(web.host):
+        said = f"{web.host} can be reached from outside and there is no token: console and API answer nobody there"
+        found.append(warn("token", said, "set web.token_file, or web.host to 127.0.0.1"))
+    return found
+
+
+def _is_ours(web: Web) -> bool:
+    try:
+        with client_of(Settings(web=web.model_copy(update={"token_file": None}))) as client:
+            return "denpexd_build_info" in client.metrics()
+    except DenpexdError:
+        return False
+
+
+async def sink_checks(settings: Settings) -> list[Finding]:
+    """One finding for each destination of alerts."""
+    named = settings.named_sinks()
+    return list(await asyncio.gather(*(_sink(name, sink) for name, sink in named)))
+
+
+async def sent_checks(settings: Settings) -> list[Finding]:
+    """The same with a test message through each."""
+    return [
+        bad(f"sink {name}", wrong, f"denpexd notify test {name}")
+        if wrong
+        else ok(f"sink {name}", "took a test message")
+        for name, wrong in await send_test(settings, None)
+    ]
+
+
+async def _sink(name: str, sink: Sink) -> Finding:
+    what = f"sink {name}"
+    try:
+        url = _url(sink)
+    except SettingsError as error:
+        return bad(what, str(error))
+    if url is None:
+        return ok(what, "this terminal" if sink.type == "console" else sink.type)
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or not parts.hostname:
+        return await asyncio.to_thread(_by_apprise, what, url)
+    proxy = urlsplit("" if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme, ""))
+    if proxy.hostname:
+        wrong = await _connect(proxy.hostname, proxy.port or 80, tls=False)
+        wrong = f"by the proxy of {parts.scheme.upper()}_PROXY: {wrong}" if wrong else ""
+    else:
+        wrong = await _connect(parts.hostname, parts.port or _PORTS[parts.scheme], tls=parts.scheme == "https")
+    if wrong:
+        mend = "network policy, firewall, proxy or name; when it answers: denpexd notify test " + name
+        return bad(what, f"{masked_url(url)}: {wrong}", mend)
+    there = "is behind a proxy that answers" if proxy.hostname else "answers"
+    return ok(what, f"{masked_url(url)} {there}; whether it takes messages: denpexd notify test {name}")
+
+
+def _url(sink: Sink) -> str | None:
+    """The address of a destination, read from its file where it is kept in one; None: it has none."""
+    for field in ("url", "webhook_url", "base_url"):
+        value, file = getattr(sink, field, None), getattr(sink, f"{field}_file", None)
+        if value is not None or file is not None:
+            return value if isinstance(value, str) else read_secret(value, file)
+    return None
+
+
+def _by_apprise(what: str, url: str) -> Finding:
+    """A URL of apprise hides where it leads; it can be understood or not."""
+    from apprise import Apprise
+
+    if Apprise.instantiate(url, suppress_exceptions=True) is None:
+        return bad(what, f"{masked_url(url)} is no URL that apprise understands", "https://appriseit.com/services/")
+    return ok(what, f"{masked_url(url)} is understood; whether messages arrive: denpexd notify test")
+
+
+async def _connect(host: str, port: int, *, tls: bool) -> str:
+    """Why there is no connection, or ""."""
+    context = ssl.create_default_context() if tls else None
+    try:
+        async with asyncio.timeout(_SECONDS):
+            _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host if tls else None)
+    except TimeoutError:
+        return f"no connection to {host}:{port} within {_SECONDS:g} s"
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not accepted: {error.verify_message}"
+    except (OSError, UnicodeError) as error:
+        return f"no connection to {host}:{port}: {getattr(error, 'strerror', None) or error}"
+    writer.close()
+    return ""
