@@ -186,7 +186,7 @@ async def run(
         collector = collector or local
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
-        sinks = make_sinks(settings, client, clock, stream, store, color=color, width=width)
+        sinks = make_sinks(settings, client, clock, stream, store, color=color, width=width, acknowledged=_acknowledged)
         deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
         kept = keep or settings.state_dir
         launches = _launches(kept, settings, clock, collector, root_pid)
@@ -240,6 +240,10 @@ async def run(
             if task is not stop and (error := task.exception()) is not None:
                 raise error
     return 0
+
+
+def _acknowledged(key: str, by: str) -> None:
+    log.info("incident %s: %s has acknowledged it in PagerDuty", key, by)
 
 
 def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:

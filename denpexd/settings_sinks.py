@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
-from denpexd.settings_values import Duration, SecretUrl, Section, as_list, check_http_url
+from denpexd.settings_values import Duration, SecretUrl, Section, Size, as_list, check_http_url
 
 Severity = Literal["critical", "high", "medium", "low"]
 
@@ -16,6 +16,8 @@ _OWN_HEADERS = {
     "content-length",
     "host",
     "user-agent",
+    "x-denpexd-timestamp",
+    "x-denpexd-signature",
 }
 
 
@@ -34,6 +36,17 @@ class ConsoleSink(SinkOptions):
     """Prints the report to standard output."""
 
     type: Literal["console"] = "console"
+
+
+class FileSink(SinkOptions):
+    """Appends the verdict of every message to a file, a line of JSON each."""
+
+    type: Literal["file"]
+    path: Path = Field(description="file to append to; made with mode 0600, its folder must exist")
+    size: Annotated[Size, Field(ge=4096)] = Field(
+        default=64 * 1024**2, description="a file that would grow beyond this is moved to PATH.1 first"
+    )
+    keep: Annotated[int, Field(ge=0, le=100)] = Field(default=3, description="how many moved files are kept")
 
 
 class _UrlSink(SinkOptions):
@@ -64,6 +77,9 @@ class WebhookSink(_HttpSink):
     """POSTs the verdict as JSON."""
 
     type: Literal["webhook"]
+    secret_file: Path | None = Field(
+        default=None, description="file with the key of the signature (HMAC-SHA256), read at every use"
+    )
 
 
 class AlertmanagerSink(_HttpSink):
@@ -117,8 +133,33 @@ class SlackSink(SinkOptions):
         return self.bot_token is not None or self.bot_token_file is not None
 
 
+class PagerDutySink(SinkOptions):
+    """PagerDuty: one incident each, triggered, updated and resolved by Events API v2."""
+
+    type: Literal["pagerduty"]
+    routing_key: SecretStr | None = Field(default=None, description="integration key of the service (Events API v2)")
+    routing_key_file: Path | None = Field(default=None, description="file that holds it, read at every use")
+    region: Literal["us", "eu"] = Field(default="us", description="where the account is")
+    url: str | None = Field(default=None, description="address of the Events API, in place of that of the region")
+    api_token_file: Path | None = Field(
+        default=None, description="file with a token of the REST API: who acknowledged is read back"
+    )
+    api_url: str | None = Field(default=None, description="address of the REST API, in place of that of the region")
+    interval: Annotated[Duration, Field(ge=10, le=3600)] = Field(
+        default=60.0, description="how often acknowledgements are read back"
+    )
+
+    @model_validator(mode="after")
+    def _one_key(self) -> "PagerDutySink":
+        _only_one(("routing_key", self.routing_key), ("routing_key_file", self.routing_key_file))
+        for url in (self.url, self.api_url):
+            if url is not None:
+                check_http_url(url)
+        return self
+
+
 Sink = Annotated[
-    ConsoleSink | WebhookSink | SlackSink | AlertmanagerSink | AppriseSink,
+    ConsoleSink | FileSink | WebhookSink | SlackSink | PagerDutySink | AlertmanagerSink | AppriseSink,
     Field(discriminator="type"),
 ]
 

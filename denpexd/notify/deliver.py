@@ -167,7 +167,7 @@ class Deliverer:
             if verdicts := await asyncio.to_thread(self._store.told_open, name):
                 await sink.refresh(verdicts)
         except (DeliveryError, StateError) as error:
-            log.warning("sink %s: open incidents could not be sent again: %s", name, error)
+            log.warning("sink %s: the regular round over open incidents failed: %s", name, error)
 
     async def _wait(self, name: str) -> None:
         """Until a new message, or until something is due."""

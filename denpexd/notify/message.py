@@ -24,6 +24,7 @@ from denpexd.notify.text import (
     string,
 )
 
+TITLE = 250
 SENTENCES = 2
 QUOTES, QUOTED = 3, 300
 STEPS, STEP, COMMAND = 8, 400, 1000
@@ -95,6 +96,12 @@ class Message:
     verification: str
     resume_safe: str
     links: list[tuple[str, str]]
+
+    @property
+    def title(self) -> str:
+        """The headline with the job, for where nothing else names it."""
+        kind, _, rest = self.headline.partition(" ")
+        return f"{kind} {self.job} {rest}" if self.job else self.headline
 
 
 def message(verdict: Verdict, links: Links | None = None, now: float | None = None) -> Message:
@@ -205,10 +212,7 @@ def summary_text(verdict: Verdict, limit: int, links: Links | None = None, now: 
 
 def text(told: Message, limit: int) -> tuple[str, str]:
     """Title (at most 250 characters) and plain body (at most `limit`), the important first."""
-    start = f"[{told.severity}] " if told.severity else ""
-    job = f"{told.job} " if told.job else ""
-    kind, _, rest = told.headline.partition(" ")
-    title = cut_chars(f"{start}{kind} {job}{rest}", 250)
+    title = cut_chars(f"[{told.severity}] {told.title}" if told.severity else told.title, TITLE)
     parts = [told.answer]
     if not told.closed:
         parts.append("\n".join(f"{name}: {value}" for name, value in told.facts if name not in ("job", "severity")))

@@ -21,12 +21,16 @@ from denpexd.notify.render import report
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
+from denpexd.notify.sinks_file import FileSink
+from denpexd.notify.sinks_pagerduty import Acknowledged, PagerDutySink
 from denpexd.notify.sinks_slack import Receipts, SlackSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.notify.storm import notice
 from denpexd.settings import Settings
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
+from denpexd.settings_sinks import FileSink as FileOptions
+from denpexd.settings_sinks import PagerDutySink as PagerDutyOptions
 from denpexd.settings_sinks import SlackSink as SlackOptions
 from denpexd.settings_sinks import WebhookSink as WebhookOptions
 
@@ -115,13 +119,21 @@ def make_sinks(
     *,
     color: bool,
     width: int,
+    acknowledged: Acknowledged | None = None,
 ) -> list[Sink]:
-    """The configured sinks; console output goes to `stream` with `width` columns."""
+    """The configured sinks; console output goes to `stream` with `width` columns.
+
+    `acknowledged`: who wants to know that somebody has acknowledged an incident at a receiver.
+    """
     sinks: list[Sink] = []
     links = Links(settings.web.public_url, settings.runbook_base_url, settings.links)
     for name, options in settings.named_sinks():
         if isinstance(options, WebhookOptions):
             sinks.append(WebhookSink(name, options, client, clock))
+        elif isinstance(options, FileOptions):
+            sinks.append(FileSink(name, options))
+        elif isinstance(options, PagerDutyOptions):
+            sinks.append(PagerDutySink(name, options, client, clock, links, acknowledged))
         elif isinstance(options, SlackOptions):
             sinks.append(SlackSink(name, options, client, clock, receipts, links))
         elif isinstance(options, AlertmanagerOptions):

@@ -1,5 +1,9 @@
 """The generic webhook: the verdict as JSON, see docs/alerts.md."""
 
+import hashlib
+import hmac
+import json
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx
@@ -30,15 +34,35 @@ class WebhookSink:
 
     async def send(self, row: Row) -> None:
         """POST; DeliveryError says whether another try makes sense."""
+        wall, body = self._clock.wall(), json.dumps(row.delivery.verdict).encode()
+        own = {"Idempotency-Key": quote(row.delivery.idempotency_key, safe=_IN_HEADERS)}
+        if self._options.secret_file is not None:
+            own |= signature(self._secret(self._options.secret_file), wall, body)
         await post_json(
             self._client,
             http_url(self._options),
-            row.delivery.verdict,
-            headers=http_headers(self._options)
-            | {"Idempotency-Key": quote(row.delivery.idempotency_key, safe=_IN_HEADERS)},
-            wall=self._clock.wall(),
+            body,
+            headers=http_headers(self._options) | own,
+            wall=wall,
             timeout=self._timeout,
         )
+
+    def preview(self, row: Row) -> object:
+        """The body."""
+        return row.delivery.verdict
+
+    def _secret(self, file: Path) -> str:
+        try:
+            return read_secret(None, file)
+        except SettingsError as error:
+            raise DeliveryError(f"no usable secret: {error}", retryable=True) from error
+
+
+def signature(secret: str, wall: float, body: bytes) -> dict[str, str]:
+    """The headers that prove who sent a body and when: HMAC-SHA256 of `<Unix seconds>.<body>`, in hexadecimal."""
+    at = f"{wall:.0f}"
+    digest = hmac.new(secret.encode(), at.encode() + b"." + body, hashlib.sha256).hexdigest()
+    return {"X-Denpexd-Timestamp": at, "X-Denpexd-Signature": f"sha256={digest}"}
 
 
 def http_url(options: WebhookOptions | AlertmanagerOptions) -> str:

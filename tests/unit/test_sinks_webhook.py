@@ -1,6 +1,8 @@
 """The webhook over real sockets: what arrives, and what every kind of failure means."""
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import socket
 import ssl
@@ -54,6 +56,21 @@ async def test_posts_the_verdict_with_its_key_and_the_configured_headers(receive
     assert got.headers["content-type"] == "application/json"
     assert got.headers["x-token"] == "t0ken"
     assert got.headers["user-agent"].startswith("denpexd/")
+
+
+async def test_a_body_is_signed_with_the_time(receiver: Any, client: Any, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("s3cret\n")
+    await sink(client, url=receiver.url, secret_file=file).send(row())
+    [got] = receiver.requests
+    at = got.headers["x-denpexd-timestamp"]
+    wanted = hmac.new(b"s3cret", at.encode() + b"." + got.body, hashlib.sha256).hexdigest()
+    assert got.headers["x-denpexd-signature"] == f"sha256={wanted}"
+    assert at == f"{ManualClock().wall():.0f}"
+    file.unlink()
+    error = await failure(client, url=receiver.url, secret_file=file)
+    assert error.retryable
+    assert "no usable secret" in error.reason
 
 
 async def test_a_key_in_any_script_travels_in_the_header(receiver: Any, client: Any) -> None:
