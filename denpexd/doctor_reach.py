@@ -10,7 +10,8 @@ from denpexd.client import client_of
 from denpexd.errors import DenpexdError, SettingsError
 from denpexd.findings import Finding, bad, ok, warn
 from denpexd.notify.sinks import send_test
-from denpexd.settings import Settings, Sink, Web
+from denpexd.settings import Settings, Web
+from denpexd.settings_sinks import Sink
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import masked_url
 from denpexd.web.gate import is_loopback
@@ -94,7 +95,7 @@ async def _sink(name: str, sink: Sink) -> Finding:
 
 def _url(sink: Sink) -> str | None:
     """The address of a destination, read from its file where it is kept in one; None: it has none."""
-    for field in ("url", "webhook_url", "base_url"):
+    for field in ("url", "webhook_url", "events_url", "api_url"):
         value, file = getattr(sink, field, None), getattr(sink, f"{field}_file", None)
         if value is not None or file is not None:
             return value if isinstance(value, str) else read_secret(value, file)

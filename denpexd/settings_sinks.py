@@ -157,6 +157,16 @@ class PagerDutySink(SinkOptions):
                 check_http_url(url)
         return self
 
+    @property
+    def events_url(self) -> str:
+        """Where events go."""
+        return self.url or f"https://events{'.eu' * (self.region == 'eu')}.pagerduty.com/v2/enqueue"
+
+    @property
+    def rest_url(self) -> str:
+        """Where incidents are asked about."""
+        return (self.api_url or f"https://api{'.eu' * (self.region == 'eu')}.pagerduty.com").rstrip("/")
+
 
 Sink = Annotated[
     ConsoleSink | FileSink | WebhookSink | SlackSink | PagerDutySink | AlertmanagerSink | AppriseSink,

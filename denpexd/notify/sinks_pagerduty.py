@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 SUMMARY, DEDUP_KEY, DETAIL, SHORT, MOST_LINKS = 1024, 255, 4000, 255, 8
 LARGEST = 512 * 1024
 MOST_READ_BACK = 50  # incidents asked about at once
-_EVENTS = {"us": "https://events.pagerduty.com/v2/enqueue", "eu": "https://events.eu.pagerduty.com/v2/enqueue"}
-_REST = {"us": "https://api.pagerduty.com", "eu": "https://api.eu.pagerduty.com"}
 _SEVERITIES = {"critical": "critical", "high": "error", "medium": "warning", "low": "info"}
 
 Acknowledged = Callable[[str, str], None]
@@ -62,7 +60,7 @@ class PagerDutySink:
         key = self._secret("routing key", self._options.routing_key, self._options.routing_key_file)
         await post_json(
             self._client,
-            self._options.url or _EVENTS[self._options.region],
+            self._options.events_url,
             {"routing_key": key, **self._event(row, self._clock.wall())},
             headers={},
             wall=self._clock.wall(),
@@ -90,11 +88,8 @@ class PagerDutySink:
             "Authorization": f"Token token={self._secret('API token', None, self._options.api_token_file)}",
             "Accept": "application/json",
         }
-        base = (self._options.api_url or _REST[self._options.region]).rstrip("/")
         for key in sorted(open_now - self._known)[:MOST_READ_BACK]:
-            asked = (
-                f"{base}/incidents?incident_key={quote(dedup_key(key), safe='')}&statuses%5B%5D=acknowledged&limit=5"
-            )
+            asked = f"{self._options.rest_url}/incidents?incident_key={quote(dedup_key(key), safe='')}&statuses%5B%5D=acknowledged&limit=5"
             by = acknowledged_by(await get_json(self._client, asked, headers=headers, wall=self._clock.wall()))
             if by is not None:
                 self._known.add(key)
