@@ -44,7 +44,9 @@ from denpexd.notify.post import new_client
 from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
+from denpexd.reference import RuleReference
 from denpexd.reload import Rules, make_scanner
+from denpexd.series import Series
 from denpexd.settings import Settings, show
 from denpexd.settings_sources import is_open_to_all, read_secret
 from denpexd.shelf import Shelf
@@ -199,7 +201,15 @@ async def run(
 
         daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, use)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
-        app = create_app(DaemonView(daemon), token=token, host=settings.web.host, reload=daemon.reload)
+        series = Series(pipeline, clock)
+        app = create_app(
+            DaemonView(daemon, series),
+            token=token,
+            host=settings.web.host,
+            reload=daemon.reload,
+            reference=RuleReference(lambda: rules.packs),
+            clock=clock,
+        )
         _signals(daemon)
         notify = os.environ.get("NOTIFY_SOCKET")
 
@@ -215,6 +225,7 @@ async def run(
             "read": daemon.read_forever,
             "tick": lambda: daemon.tick_forever(lambda: sd_notify("WATCHDOG=1", notify)),
             "discover": daemon.discover_forever,
+            "series": series.keep,
             "stuck": lambda: tell_where_it_is_stuck(clock),
         }
         if collector is local:
@@ -233,6 +244,7 @@ async def run(
                 task.cancel()
             await asyncio.gather(*tasks[2:], stop, return_exceptions=True)
             await daemon.finish()
+            app.state.live.close()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -86,6 +86,7 @@ class Job:
     generation: Generation | None = None
     past: dict[Generation, None] = field(default_factory=dict)
     heard: float = 0.0  # when it said something last
+    lines: int = 0
 
 
 class Pipeline:
@@ -253,7 +254,9 @@ class Pipeline:
         if read.anew:
             events += stream.flush(t)
         self.bytes += len(read.data)
-        self.lines += read.data.count(b"\n")
+        lines = read.data.count(b"\n")
+        self.lines += lines
+        job.lines += lines
         events += stream.feed(t, read.offset, read.data, history=read.history)
         return self.take(job, events)
 

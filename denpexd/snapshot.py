@@ -1,23 +1,25 @@
 """What a daemon shows of itself: the View that the web side asks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
 from denpexd.daemon import Daemon
 from denpexd.notify.redact import redact_name
-from denpexd.web.view import JobView, PackView, RankView, Stats
+from denpexd.series import Series
+from denpexd.web.view import JobView, Pace, PackView, RankView, Stats, Told
 from denpexd.web.view import RankState as Shown
 
 Verdict = Mapping[str, object]
 
 
 class DaemonView:
-    """Implements web.view.View for a daemon."""
+    """Implements web.view.View for a daemon. `series`: how its jobs went lately."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, daemon: Daemon, series: Series | None = None) -> None:
+        self._daemon, self._series = daemon, series or Series(daemon.pipeline, daemon.clock)
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
         return [v for v in reversed(self._daemon.ledger.incidents.values()) if state in (None, v["state"])][:limit]
@@ -25,9 +27,25 @@ class DaemonView:
     def incident(self, key: str) -> Verdict | None:
         return self._daemon.ledger.incidents.get(key)
 
+    def told(self, key: str) -> Sequence[Told]:
+        return [Told(*row) for row in self._daemon.store.told(key)]
+
     def jobs(self) -> Sequence[JobView]:
-        now = self._daemon.clock.now()
-        return [job_view(each.core.job, now, each.core.verdicts()) for each in self._daemon.pipeline.jobs.values()]
+        return [view for name in list(self._daemon.pipeline.jobs) if (view := self.job(name)) is not None]
+
+    def job(self, name: str) -> JobView | None:
+        """Made from a copy, since the loop goes on feeding: what one rank just said may be missing, no more."""
+        known = self._daemon.pipeline.jobs.get(name)
+        if known is None:
+            return None
+        job = known.core.job
+        frozen = replace(job, ranks=dict(job.ranks), memo={})
+        verdicts = list(self._daemon.ledger.incidents.values())
+        mine = [v for v in verdicts if v["job"] == name and v["state"] == "open"]
+        return job_view(frozen, self._daemon.clock.now(), mine)
+
+    def pace(self, job: str) -> Sequence[Pace]:
+        return self._series.of(job)
 
     def packs(self) -> Sequence[PackView]:
         return [

@@ -222,6 +222,12 @@ class Store:
         with self._disk:
             return [line for (line,) in self._database.rows("SELECT line FROM journal ORDER BY id")]
 
+    def told(self, key: str) -> list[tuple[float, str, str, str]]:
+        """When each known message about an incident was made, its sink, event and state, oldest first (disk)."""
+        with self._disk:
+            sql = "SELECT created, sink, event, state FROM deliveries WHERE key = ? ORDER BY id"
+            return self._database.rows(sql, (key,))
+
     def sent(self, key: str) -> dict[str, Sent]:
         """The last message planned about an incident, by sink; what `policy.plan` asks for."""
         return dict(self._last.get(key, {}))

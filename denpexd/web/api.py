@@ -1,13 +1,11 @@
-"""The daemon's HTTP side: metrics, health, a read-only JSON API and the console. What changes anything is a POST.
+"""The daemon's HTTP side: metrics, health, the JSON API and the console. What changes anything is a POST.
 
-The daemon gives one View (web/view.py); answers that can be long are rendered in a thread of their own.
+The daemon gives one View (web/view.py); answers that can be long are made in threads.
 """
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,11 +16,25 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from denpexd.clock import Clock, SystemClock
 from denpexd.web.gate import Gate, answer_error, is_loopback
+from denpexd.web.live import Live
 from denpexd.web.metrics import Exposition
 from denpexd.web.page import Console, Overview
+from denpexd.web.rest import Rest, find
 from denpexd.web.server import bind, serve
-from denpexd.web.view import RANK_STATES, IncidentLabels, JobView, PackView, RankState, RankView, Stats, Verdict, View
+from denpexd.web.view import (
+    RANK_STATES,
+    IncidentLabels,
+    JobView,
+    PackView,
+    RankState,
+    RankView,
+    Reference,
+    Stats,
+    Verdict,
+    View,
+)
 
 __all__ = [
     "RANK_STATES",
@@ -41,8 +53,7 @@ __all__ = [
     "verdict_schema",
 ]
 
-MAX_INCIDENTS = 1000
-DEFAULT_INCIDENTS = 100
+THREADS = 2
 _HERE = Path(__file__).parent
 _T = TypeVar("_T")
 
@@ -58,23 +69,37 @@ def create_app(
     allowed_hosts: Collection[str] = (),
     host: str = "127.0.0.1",
     reload: Reload | None = None,
+    reference: Reference | None = None,
+    clock: Clock | None = None,
 ) -> Starlette:
     """The ASGI application.
 
     `host` is the address it will be bound to: beyond loopback everything but /metrics, /healthz and /readyz needs
-    `token`. `allowed_hosts`: names, beside the loopback ones, that a request may ask for.
+    `token`. `allowed_hosts`: names, beside the loopback ones, that a request may ask for. `clock`: how often listeners
+    are told what changed. `app.state.live` is closed before the server is, or listeners would hold it up.
     """
-    routes = _Routes(view, reload)
-    return Starlette(
+    routes = _Routes(view, reload, reference, clock or SystemClock())
+    rest = routes.rest
+    app = Starlette(
         routes=[
-            Route("/metrics", routes.metrics, methods=["GET"]),
-            Route("/healthz", routes.healthz, methods=["GET"]),
-            Route("/readyz", routes.readyz, methods=["GET"]),
-            Route("/api/v1/incidents", routes.incidents, methods=["GET"]),
-            Route("/api/v1/incidents/{key:path}", routes.incident, methods=["GET"]),
-            Route("/api/v1/jobs", routes.jobs, methods=["GET"]),
-            Route("/api/v1/rules", routes.rules, methods=["GET"]),
-            Route("/api/v1/schema", routes.schema, methods=["GET"]),
+            *(Route(path, handler, methods=["GET"]) for path, handler in (
+                ("/metrics", routes.metrics),
+                ("/healthz", routes.healthz),
+                ("/readyz", routes.readyz),
+                ("/api/v1/incidents", rest.incidents),
+                ("/api/v1/incidents/{key:path}", rest.incident),
+                ("/api/v1/jobs", rest.jobs),
+                ("/api/v1/jobs/{job:path}/ranks/{rank:int}", rest.rank),
+                ("/api/v1/jobs/{job:path}/ranks", rest.ranks),
+                ("/api/v1/jobs/{job:path}", rest.job),
+                ("/api/v1/failures", rest.failures),
+                ("/api/v1/failures/{failure}", rest.failure),
+                ("/api/v1/rules", rest.rules),
+                ("/api/v1/events", rest.events),
+                ("/api/v1/schema", rest.schema),
+                ("/api/v1/openapi.json", rest.openapi),
+            )),
+            Route("/api/v1/diagnose", rest.diagnose, methods=["POST"]),
             Route("/-/reload", routes.reload, methods=["POST"]),
             Route("/", routes.index, methods=["GET"]),
             Route("/incidents/{key:path}", routes.incident_page, methods=["GET"]),
@@ -82,7 +107,9 @@ def create_app(
         ],
         middleware=[Middleware(Gate, host=host, token=token, allowed_hosts=allowed_hosts)],
         exception_handlers={HTTPException: _http_error},
-    )
+    )  # fmt: skip
+    app.state.live = routes.live
+    return app
 
 
 def verdict_schema() -> str:
@@ -91,12 +118,13 @@ def verdict_schema() -> str:
 
 
 class _Routes:
-    def __init__(self, view: View, reload: Reload | None) -> None:
+    def __init__(self, view: View, reload: Reload | None, reference: Reference | None, clock: Clock) -> None:
         self._view, self._reload = view, reload
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="denpexd-web")
+        self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="denpexd-web")
         self._exposition = Exposition(view, self._pool)
         self._console = Console(_HERE / "console")
-        self._schema = verdict_schema()
+        self.live = Live(view, self._pool, clock)
+        self.rest = Rest(view, reference, self.live, self._off_loop, verdict_schema())
         self._static = {
             "style.css": ((_HERE / "console" / "style.css").read_bytes(), "text/css"),
             "app.js": ((_HERE / "console" / "app.js").read_bytes(), "text/javascript"),
@@ -115,38 +143,17 @@ class _Routes:
     async def readyz(self, request: Request) -> Response:
         return _health(*self._view.ready())
 
-    async def incidents(self, request: Request) -> Response:
-        state = request.query_params.get("state")
-        if state not in (None, "open", "closed"):
-            raise HTTPException(400, f"state is {state!r}; give open or closed, or leave it out for both")
-        verdicts = self._view.incidents(state, _limit(request.query_params.get("limit")))
-        return await self._json(lambda: {"incidents": verdicts})
-
-    async def incident(self, request: Request) -> Response:
-        verdict = self._find(request)
-        return await self._json(lambda: verdict)
-
-    async def jobs(self, request: Request) -> Response:
-        jobs = self._view.jobs()
-        return await self._json(lambda: {"jobs": [_plain(job) for job in jobs]})
-
-    async def rules(self, request: Request) -> Response:
-        packs = self._view.packs()
-        return await self._json(lambda: {"packs": [asdict(pack) for pack in packs]})
-
     async def reload(self, request: Request) -> Response:
         if self._reload is None:
             raise HTTPException(404, "nothing can be reloaded here")
         good, said = await self._reload()
         return PlainTextResponse(f"{said}\n", 200 if good else 500)
 
-    async def schema(self, request: Request) -> Response:
-        return Response(self._schema, media_type="application/schema+json")
-
     async def index(self, request: Request) -> Response:
         view = self._view
+        jobs = await self._off_loop(view.jobs)
         overview = Overview(
-            jobs=view.jobs(),
+            jobs=jobs,
             open=view.incidents("open", 50),
             closed=view.incidents("closed", 10),
             stats=view.stats(),
@@ -155,7 +162,7 @@ class _Routes:
         return _html(await self._off_loop(lambda: self._console.index(overview)))
 
     async def incident_page(self, request: Request) -> Response:
-        verdict = self._find(request)
+        verdict = find(self._view, request)
         return _html(await self._off_loop(lambda: self._console.incident(verdict)))
 
     async def static(self, request: Request) -> Response:
@@ -163,16 +170,6 @@ class _Routes:
         if found is None:
             raise HTTPException(404, "no such file")
         return Response(found[0], media_type=found[1], headers={"cache-control": "no-cache"})
-
-    def _find(self, request: Request) -> Verdict:
-        verdict = self._view.incident(request.path_params["key"])
-        if verdict is None:
-            raise HTTPException(404, "no incident has this key; /api/v1/incidents lists those that are kept")
-        return verdict
-
-    async def _json(self, make: Callable[[], object]) -> Response:
-        body = await self._off_loop(lambda: json.dumps(make(), default=_jsonable, separators=(",", ":")).encode())
-        return Response(body, media_type="application/json")
 
     async def _off_loop(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -195,33 +192,9 @@ def _html(page: bytes) -> Response:
     return Response(page, media_type="text/html")
 
 
-def _limit(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_INCIDENTS
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_INCIDENTS):
-        raise HTTPException(400, f"limit is {text[:20]!r}; give a number from 1 to {MAX_INCIDENTS}")
-    return int(text)
-
-
 def _accepts_gzip(header: str) -> bool:
     for part in header.split(","):
         coding, _, weight = part.partition(";")
         if coding.strip() == "gzip":
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
-
-
-def _plain(job: JobView) -> Mapping[str, object]:
-    """A job as JSON-ready values; keys are the fields of JobView and RankView."""
-    values: dict[str, object] = {name: getattr(job, name) for name in JobView.__slots__ if name != "ranks"}
-    values["ranks"] = [{name: getattr(rank, name) for name in RankView.__slots__} for rank in job.ranks]
-    return values
-
-
-def _jsonable(value: object) -> object:
-    """Verdicts may hold read-only mappings and sets, which json does not know."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    raise TypeError(f"{type(value).__name__} is not a value of a verdict")

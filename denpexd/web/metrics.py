@@ -222,9 +222,10 @@ class Exposition:
         return await asyncio.shield(flight), content_type
 
     async def _fly(self, encoder: Callable[[Collector], bytes], zipped: bool) -> bytes:
-        snapshot = Snapshot(self._view.stats(), self._view.jobs())
-        collector = DaemonCollector(snapshot, self._admit(snapshot))
         loop = asyncio.get_running_loop()
+        jobs = await loop.run_in_executor(self._pool, self._view.jobs)
+        snapshot = Snapshot(self._view.stats(), jobs)
+        collector = DaemonCollector(snapshot, self._admit(snapshot))
         return await loop.run_in_executor(self._pool, self._encode, encoder, collector, zipped)
 
     def _encode(self, encoder: Callable[[Collector], bytes], collector: Collector, zipped: bool) -> bytes:

@@ -3,9 +3,10 @@
 Everything a View returns is a snapshot: nobody changes it afterwards, because it is rendered in another thread.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 RankState = Literal["running", "silent", "waiting", "failed", "gone", "unheard", "done"]
 RANK_STATES: tuple[RankState, ...] = ("running", "silent", "waiting", "failed", "gone", "unheard", "done")
@@ -17,8 +18,7 @@ IncidentLabels = tuple[str, str, str, str]
 """(job, failure, category, severity)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankView:
+class RankView(NamedTuple):
     """One rank now. `silent_for`: seconds since it last printed, None before it was heard."""
 
     rank: int
@@ -46,6 +46,32 @@ class JobView:
     phase: str | None = None
     world_size: int | None = None
     ranks: Sequence[RankView] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of ranks by state, in the order of RANK_STATES, without zeros."""
+        counted = Counter(rank.state for rank in self.ranks)
+        return {state: counted[state] for state in RANK_STATES if counted[state]}
+
+
+class Pace(NamedTuple):
+    """How a job went until `t` (Unix seconds), since the point before: seconds a step, None while none ended.
+
+    `lines`: lines read a second.
+    """
+
+    t: float
+    step_seconds: float | None
+    lines: float
+
+
+class Told(NamedTuple):
+    """One message about an incident. `t`: Unix seconds when it was due; `state`: pending, sent or dead."""
+
+    t: float
+    sink: str
+    event: str
+    state: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +142,29 @@ class Stats:
 
 
 class View(Protocol):
-    """What the daemon shows. Every method is cheap, is called on the event loop and returns a snapshot."""
+    """What the daemon shows; every method returns a snapshot.
+
+    `jobs`, `job` and `told` take time that grows with ranks or need the disk: they may be called from any thread and
+    are asked in one. All others are cheap and are called on the event loop.
+    """
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        """Newest first, at most `limit`; `state` is "open", "closed" or None for both."""
+        """Last changed first, at most `limit`; `state` is "open", "closed" or None for both."""
         ...
 
     def incident(self, key: str) -> Verdict | None: ...
 
+    def told(self, key: str) -> Sequence[Told]:
+        """The messages about an incident that are still known, oldest first."""
+        ...
+
     def jobs(self) -> Sequence[JobView]: ...
+
+    def job(self, name: str) -> JobView | None: ...
+
+    def pace(self, job: str) -> Sequence[Pace]:
+        """How a job went lately, oldest first; bounded."""
+        ...
 
     def packs(self) -> Sequence[PackView]: ...
 
@@ -136,4 +176,65 @@ class View(Protocol):
 
     def healthy(self) -> tuple[bool, str]:
         """Whether the pipeline moved lately, and why not: a restart would help."""
+        ...
+
+
+class Entry(NamedTuple):
+    """One failure of the encyclopedia, as a list shows it. `quotes`: lines of a searched text that prove it."""
+
+    id: str
+    title: str
+    category: str
+    severity: str
+    domain: str
+    quick_answer: str
+    quotes: Sequence[tuple[str, str]] = ()
+
+
+class Point(NamedTuple):
+    """One point of a part of an entry; any of them may be empty."""
+
+    text: str
+    risk: str
+    command: str
+    code: str
+
+
+class Chapter(NamedTuple):
+    """A heading of an entry with its points."""
+
+    head: str
+    points: Sequence[Point]
+    numbered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    """One failure in full, as `denpexd explain` prints it; `data`: the same for programs."""
+
+    entry: Entry
+    facts: Sequence[tuple[str, str]]
+    chapters: Sequence[Chapter]
+    related: Sequence[str]
+    references: Sequence[str]
+    data: Mapping[str, object]
+
+
+class Reference(Protocol):
+    """What is known without any job. All but `diagnose` take time and are asked in a thread."""
+
+    def entries(self) -> Sequence[Entry]:
+        """Every failure in force, by category and title."""
+        ...
+
+    def article(self, failure: str) -> Article | None:
+        """One failure by its id or a former one."""
+        ...
+
+    def search(self, text: str) -> Sequence[Entry]:
+        """The failures that explain a text best, the best one first."""
+        ...
+
+    async def diagnose(self, log: bytes) -> Sequence[Verdict]:
+        """What a finished log shows, redacted; nothing of it is kept. Raises SourceError where it cannot be used."""
         ...

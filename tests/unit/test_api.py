@@ -436,7 +436,8 @@ class TestSchema:
     def test_the_documentation_names_every_route_and_key(self):
         text = (DOCS / "api.md").read_text("utf-8")
         for route in create_app(Daemon()).routes:
-            assert f"`{route.path.replace('{key:path}', '{key}')}`" in text
+            path = re.sub(r":\w+}", "}", route.path)
+            assert f"`{path}`" in text
         for key in VERDICT:
             assert re.search(rf"`{key}`", text), key
 

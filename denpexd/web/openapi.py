@@ -1,0 +1,202 @@
+"""The OpenAPI 3.1 document of the API: served at /api/v1/openapi.json and kept as docs/openapi.json.
+
+Written by hand beside the handlers of rest.py, so that a change of either is seen in a test of both.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import denpexd
+from denpexd.web.view import RANK_STATES
+
+Schema = Mapping[str, Any]
+
+TEXT: Schema = {"type": "string"}
+NUMBER: Schema = {"type": "number"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+CURSOR: Schema = {"type": ["string", "null"], "description": "For the next page; null on the last one."}
+ERRORS = {
+    400: "A wrong parameter or body.",
+    401: "No or a wrong token.",
+    403: "No token is configured, or a page of another site asks for a change.",
+    404: "Not known.",
+    413: "More was sent than is taken.",
+    421: "A foreign Host.",
+    422: "The log cannot be used.",
+    503: "Too many do the same at once.",
+}
+ALWAYS = (400, 401, 403, 421)
+
+
+def document(verdict: Schema) -> dict[str, Any]:
+    """The whole document. `verdict`: the JSON Schema of a verdict."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "denpexd",
+            "version": denpexd.__version__,
+            "description": "Failures and hangs of multi-GPU training jobs, explained. Keys of answers may be added; "
+            "none is removed or changes its meaning. Lists come in pages: give `next` of one as `cursor` of the next.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/", "description": "the daemon, by default http://127.0.0.1:9464/"}],
+        "security": [{}, {"bearer": []}, {"basic": []}],
+        "paths": _paths(),
+        "components": {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "The content of web.token_file."},
+                "basic": {"type": "http", "scheme": "basic", "description": "Any user, the token as password."},
+            },
+            "schemas": _schemas(verdict),
+        },
+    }
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _list(name: str, of: Schema, **more: Schema) -> Schema:
+    values = {name: {"type": "array", "items": of}, **more}
+    return {"type": "object", "required": list(values), "properties": values}
+
+
+def _query(name: str, schema: Schema, text: str) -> Schema:
+    return {"name": name, "in": "query", "required": False, "description": text, "schema": schema}
+
+
+def _path(name: str, text: str, schema: Schema = TEXT) -> Schema:
+    least = {"minLength": 1} if schema.get("type") == "string" else {}
+    return {"name": name, "in": "path", "required": True, "description": text, "schema": {**schema, **least}}
+
+
+def _page(most: int, usual: int) -> list[Schema]:
+    limit = {"type": "integer", "minimum": 1, "maximum": most, "default": usual}
+    cursor = _query("cursor", {"type": "string", "minLength": 1}, "Where the page before ended: its `next`.")
+    return [_query("limit", limit, "Entries of a page."), cursor]
+
+
+KEY = _path("key", "Key of an incident.")
+JOB = _path("job", "Name of a job.")
+RANKS = _query("ranks", {"enum": ["all", "none"], "default": "all"}, "Whether ranks are listed.")
+FILTERS = [
+    _query("state", {"enum": ["open", "closed"]}, "Both where it is not given."),
+    _query("job", TEXT, "Of this job only."),
+    _query("failure", TEXT, "With this id of a failure only."),
+    _query("category", TEXT, "Of this category only."),
+    _query("severity", {"enum": ["critical", "high", "medium", "low"]}, "Of this severity only."),
+    _query("since", {"type": "number", "minimum": 0, "maximum": 9e11}, "Changed at or after these Unix seconds."),
+]
+
+
+def _answer(text: str, schema: Schema, kind: str = "application/json") -> Schema:
+    return {"description": text, "content": {kind: {"schema": schema}}}
+
+
+def _operation(name: str, summary: str, answer: Schema, *also: int, **more: object) -> dict[str, Any]:
+    wrong = {str(status): _answer(ERRORS[status], _ref("Error")) for status in sorted({*ALWAYS, *also})}
+    return {"operationId": name, "summary": summary, **more, "responses": {"200": answer, **wrong}}
+
+
+def _paths() -> dict[str, Any]:
+    def get(name: str, summary: str, schema: Schema, *also: int, parameters: object = ()) -> dict[str, Any]:
+        return {"get": _operation(name, summary, _answer(summary, schema), *also, parameters=list(parameters))}  # type: ignore[call-overload]
+
+    log = {"required": True, "content": {"text/plain": {"schema": {"type": "string", "minLength": 1}}}}
+    found = _list("verdicts", _ref("Verdict"))
+    listen = [
+        _query("job", TEXT, "Also tell of each rank of this job."),
+        {"name": "Last-Event-ID", "in": "header", "required": False, "schema": TEXT, "description": "Go on after it."},
+    ]
+    events = _answer("Server-sent events: all, jobs, board, ranks, pace, incident.", TEXT, "text/event-stream")
+    return {
+        "/api/v1/incidents": get(
+            "incidents", "Incidents, last changed first.", _list("incidents", _ref("Verdict"), next=CURSOR),
+            parameters=[*FILTERS, *_page(1000, 100)],
+        ),
+        "/api/v1/incidents/{key}": get("incident", "One incident.", _ref("Verdict"), 404, parameters=[KEY]),
+        "/api/v1/jobs": get(
+            "jobs", "Jobs that are watched, by name.", _list("jobs", _ref("Job"), next=CURSOR),
+            parameters=[RANKS, *_page(1000, 1000)],
+        ),
+        "/api/v1/jobs/{job}": get("job", "One job.", _ref("OneJob"), 404, parameters=[JOB, RANKS]),
+        "/api/v1/jobs/{job}/ranks": get(
+            "ranks", "Ranks of a job, by number.", _list("ranks", _ref("Rank"), next=CURSOR), 404,
+            parameters=[JOB, _query("state", {"enum": list(RANK_STATES)}, "In this state only."), *_page(20000, 20000)],
+        ),
+        "/api/v1/jobs/{job}/ranks/{rank}": get(
+            "rank", "One rank.", _ref("Rank"), 404, parameters=[JOB, _path("rank", "Global rank.", COUNT)]
+        ),
+        "/api/v1/failures": get(
+            "failures", "The encyclopedia by id, or what explains a text best.",
+            _list("failures", _ref("Entry"), next=CURSOR), 404,
+            parameters=[_query("q", TEXT, "Text to search for, such as the lines of an error."), *_page(1000, 1000)],
+        ),
+        "/api/v1/failures/{failure}": get(
+            "failure", "One failure in full.", _ref("Failure"), 404, parameters=[_path("failure", "Id of a failure.")]
+        ),
+        "/api/v1/diagnose": {
+            "post": _operation(
+                "diagnose", "Explain a finished log; nothing of it is kept.", _answer("What it shows.", found),
+                404, 413, 422, 503, requestBody=log,
+            )
+        },
+        "/api/v1/rules": get("rules", "Where rules come from, and mistakes in them.", _list("packs", _ref("Pack"))),
+        "/api/v1/events": {"get": _operation("events", "What changes, live.", events, 503, parameters=listen)},
+        "/api/v1/schema": get("schema", "JSON Schema of a verdict.", {"type": "object"}),
+        "/api/v1/openapi.json": get("openapi", "This document.", {"type": "object"}),
+    }  # fmt: skip
+
+
+def _maybe(kind: str) -> Schema:
+    return {"type": [kind, "null"]}
+
+
+def _schemas(verdict: Schema) -> dict[str, Any]:
+    rank = {
+        "rank": COUNT,
+        "state": {"enum": list(RANK_STATES)},
+        "step": _maybe("integer"),
+        "phase": _maybe("string"),
+        "silent_for": {**_maybe("number"), "description": "Seconds since its last line."},
+        "node": _maybe("string"),
+        "pid": _maybe("integer"),
+    }
+    job = {
+        "job": TEXT,
+        "attempt": COUNT,
+        "step": _maybe("integer"),
+        "step_seconds": _maybe("number"),
+        "stall_seconds": {"type": "number", "minimum": 0},
+        "phase": _maybe("string"),
+        "world_size": _maybe("integer"),
+        "counts": {"type": "object", "additionalProperties": COUNT, "description": "Ranks by state."},
+        "ranks": {"type": "array", "items": _ref("Rank"), "description": "Left out with ranks=none."},
+    }
+    point = {"type": "array", "description": "Unix seconds, seconds a step or null, lines a second."}
+    entry = dict.fromkeys(("id", "title", "category", "severity", "domain", "quick_answer"), TEXT)
+    quote = {"type": "object", "required": ["text", "means"], "properties": {"text": TEXT, "means": TEXT}}
+    pack = {
+        "name": TEXT, "kind": {"enum": ["shipped", "folder", "installed"]}, "folder": TEXT, "origin": TEXT,
+        "rules": COUNT, "signals": COUNT, "errors": {"type": "array", "items": TEXT},
+    }  # fmt: skip
+    # References of a schema that stands inside another document would lead nowhere.
+    whole: dict[str, Any] = json.loads(json.dumps(verdict).replace("#/$defs/", "#/components/schemas/"))
+    parts = whole.pop("$defs", {})
+    return {
+        **parts,
+        "Verdict": {name: value for name, value in whole.items() if name not in ("$schema", "$id")},
+        "Rank": _object(rank),
+        "Job": _object(job, optional=("ranks",)),
+        "OneJob": _object({**job, "pace": {"type": "array", "items": point}}, optional=("ranks",)),
+        "Entry": _object({**entry, "quotes": {"type": "array", "items": quote}}),
+        "Failure": {"type": "object", "required": ["id", "title", "quick_answer", "remediation"]},
+        "Pack": _object(pack),
+        "Error": _object({"error": {**TEXT, "description": "What is wrong and what is allowed."}}),
+    }
+
+
+def _object(properties: Mapping[str, Schema], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": dict(properties)}

@@ -1,0 +1,300 @@
+"""The JSON API below /api/v1: questions and their parameters, pages with a cursor, answers rendered in a thread.
+
+openapi.py describes the same for programs; a test compares both.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict
+from typing import Protocol, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from denpexd.errors import SourceError
+from denpexd.web.live import Live, TooManyError
+from denpexd.web.openapi import document
+from denpexd.web.view import RANK_STATES, Entry, JobView, RankView, Reference, Verdict, View
+
+MOST, USUAL = 1000, 100  # entries of a page
+MOST_RANKS = 20_000
+ALL = 1_000_000
+MAX_LOG = 2 << 20  # bytes of a pasted log
+MAX_TEXT = 20_000  # characters that are searched for
+CATEGORIES = frozenset({"state", "job", "failure", "category", "severity", "since", "limit", "cursor"})
+_T = TypeVar("_T")
+
+
+class OffLoop(Protocol):
+    """Runs a function in the web side's threads."""
+
+    def __call__(self, work: Callable[[], _T], /) -> Awaitable[_T]: ...
+
+
+class Rest:
+    """Handlers of the API. `schema`: the JSON Schema of a verdict; `reference`: None where there is none."""
+
+    def __init__(self, view: View, reference: Reference | None, live: Live, off_loop: OffLoop, schema: str) -> None:
+        self._view, self._reference, self._live, self._off_loop = view, reference, live, off_loop
+        self._schema = schema
+        self._openapi = json.dumps(document(json.loads(schema)))
+
+    # --- incidents --------------------------------------------------------------------------------------------------
+
+    async def incidents(self, request: Request) -> Response:
+        asked = query(request, CATEGORIES)
+        page, after = select(self._view.incidents(None, ALL), asked)
+        return await self._json(lambda: {"incidents": page, "next": after})
+
+    async def incident(self, request: Request) -> Response:
+        query(request, frozenset())
+        verdict = find(self._view, request)
+        return await self._json(lambda: verdict)
+
+    # --- jobs -------------------------------------------------------------------------------------------------------
+
+    async def jobs(self, request: Request) -> Response:
+        asked = query(request, {"limit", "cursor", "ranks"})
+        wanted = one_of(asked, "ranks", ("all", "none"))
+        limit, after = limit_of(asked.get("limit"), MOST), decoded(asked.get("cursor"), str)
+
+        def make() -> object:
+            known = sorted((job for job in self._view.jobs() if after is None or job.job > after), key=lambda j: j.job)
+            page = known[:limit]
+            more = encoded(page[-1].job) if len(known) > limit else None
+            return {"jobs": [plain(job, ranks=wanted != "none") for job in page], "next": more}
+
+        return await self._json(make)
+
+    async def job(self, request: Request) -> Response:
+        wanted = one_of(query(request, {"ranks"}), "ranks", ("all", "none"))
+        job = await self._job(request)
+        pace = [list(point) for point in self._view.pace(job.job)]
+        return await self._json(lambda: {**plain(job, ranks=wanted != "none"), "pace": pace})
+
+    async def ranks(self, request: Request) -> Response:
+        asked = query(request, {"state", "limit", "cursor"})
+        state = one_of(asked, "state", RANK_STATES)
+        limit, after = limit_of(asked.get("limit"), MOST_RANKS), decoded(asked.get("cursor"), int)
+        job = await self._job(request)
+
+        def make() -> object:
+            ranks = sorted(r for r in job.ranks if state in (None, r.state) and (after is None or r.rank > after))
+            more = encoded(ranks[limit - 1].rank) if len(ranks) > limit else None
+            return {"ranks": [rank._asdict() for rank in ranks[:limit]], "next": more}
+
+        return await self._json(make)
+
+    async def rank(self, request: Request) -> Response:
+        query(request, frozenset())
+        job, number = await self._job(request), request.path_params["rank"]
+        found: RankView | None = next((rank for rank in job.ranks if rank.rank == number), None)
+        if found is None:
+            raise HTTPException(404, "the job has no rank of this number")
+        return await self._json(found._asdict)
+
+    async def _job(self, request: Request) -> JobView:
+        name: str = request.path_params["job"]
+        job = await self._off_loop(lambda: self._view.job(name))
+        if job is None:
+            raise HTTPException(404, "no job of this name is watched; /api/v1/jobs lists those that are")
+        return job
+
+    # --- what is known ----------------------------------------------------------------------------------------------
+
+    async def failures(self, request: Request) -> Response:
+        asked = query(request, {"q", "limit", "cursor"})
+        limit, after = limit_of(asked.get("limit"), MOST), decoded(asked.get("cursor"), str)
+        text, reference = asked.get("q", "")[:MAX_TEXT], self.reference()
+
+        def make() -> object:
+            if text.strip():
+                return {"failures": [_entry(entry) for entry in reference.search(text)[:limit]], "next": None}
+            known = sorted((e for e in reference.entries() if after is None or e.id > after), key=lambda e: e.id)
+            more = encoded(known[limit - 1].id) if len(known) > limit else None
+            return {"failures": [_entry(entry) for entry in known[:limit]], "next": more}
+
+        return await self._json(make)
+
+    async def failure(self, request: Request) -> Response:
+        query(request, frozenset())
+        article = await self._off_loop(lambda: self.reference().article(request.path_params["failure"]))
+        if article is None:
+            raise HTTPException(404, "no failure has this id; /api/v1/failures lists them")
+        return await self._json(lambda: article.data)
+
+    async def diagnose(self, request: Request) -> Response:
+        query(request, frozenset())
+        verdicts = await diagnosed(self.reference(), await body(request, MAX_LOG))
+        return await self._json(lambda: {"verdicts": verdicts})
+
+    def reference(self) -> Reference:
+        """What is known without a job, or 404."""
+        if self._reference is None:
+            raise HTTPException(404, "there is no encyclopedia here")
+        return self._reference
+
+    async def rules(self, request: Request) -> Response:
+        query(request, frozenset())
+        packs = self._view.packs()
+        return await self._json(lambda: {"packs": [asdict(pack) for pack in packs]})
+
+    async def schema(self, request: Request) -> Response:
+        return Response(self._schema, media_type="application/schema+json")
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(self._openapi, media_type="application/json")
+
+    async def events(self, request: Request) -> Response:
+        job = query(request, {"job"}).get("job")
+        try:
+            stream = self._live.join(job, request.headers.get("last-event-id", "")[:64])
+        except TooManyError:
+            raise HTTPException(503, "too many listen already", {"retry-after": "10"}) from None
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _json(self, make: Callable[[], object]) -> Response:
+        content = await self._off_loop(lambda: json.dumps(make(), default=jsonable, separators=(",", ":")).encode())
+        return Response(content, media_type="application/json")
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def query(request: Request, known: Set[str]) -> dict[str, str]:
+    """The parameters of a question; 400 where one is not known or comes twice: a typo must not go unnoticed."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            allowed = f"known are {', '.join(sorted(known))}" if known else "none is known here"
+            raise HTTPException(400, f"parameter {name[:40]!r} is not known; {allowed}")
+        if name in found:
+            raise HTTPException(400, f"parameter {name} is given more than once")
+        found[name] = value
+    return found
+
+
+def one_of(asked: Mapping[str, str], name: str, allowed: Sequence[str]) -> str | None:
+    """A parameter that has a few values; None where it is not given."""
+    value = asked.get(name)
+    if value is not None and value not in allowed:
+        raise HTTPException(400, f"{name} is {value[:40]!r}; give one of {', '.join(allowed)}, or leave it out")
+    return value
+
+
+def limit_of(text: str | None, most: int, usual: int | None = None) -> int:
+    """How many entries a page has."""
+    if text is None:
+        return usual or most
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= most):
+        raise HTTPException(400, f"limit is {text[:20]!r}; give a number from 1 to {most}")
+    return int(text)
+
+
+def select(verdicts: Iterable[Verdict], asked: Mapping[str, str]) -> tuple[list[Verdict], str | None]:
+    """One page of the incidents that are asked for, last changed first, and the cursor of the next one."""
+    state, limit = one_of(asked, "state", ("open", "closed")), limit_of(asked.get("limit"), MOST, USUAL)
+    since, after = _since(asked.get("since")), decoded(asked.get("cursor"), list)
+    if after is not None and [type(part) for part in after] not in ([float, str], [int, str]):
+        raise HTTPException(400, WRONG_CURSOR)
+    wanted = {name: asked[name] for name in ("job", "failure", "category", "severity") if asked.get(name)}
+
+    def is_wanted(v: Verdict) -> bool:
+        fits = state in (None, v["state"]) and (since is None or float(str(v["updated_t"])) >= since)
+        return fits and all(v.get(name) == value for name, value in wanted.items())
+
+    ordered = sorted(((float(str(v["updated_t"])), str(v["key"]), v) for v in verdicts if is_wanted(v)), reverse=True)
+    rows = [row for row in ordered if after is None or (row[0], row[1]) < (after[0], after[1])]
+    page = rows[:limit]
+    return [v for _, _, v in page], encoded(page[-1][:2]) if len(rows) > limit else None
+
+
+def _since(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e12:
+        raise HTTPException(400, f"since is {text[:40]!r}; give seconds since 1970 in UTC, such as 1767225600")
+    return value
+
+
+WRONG_CURSOR = "this is no cursor of ours; take `next` of the page before as it is, or leave cursor out"
+
+
+def encoded(place: object) -> str:
+    """Where a page ended, as one opaque word."""
+    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode().rstrip("=")
+
+
+def decoded(cursor: str | None, kind: type[_T]) -> _T | None:
+    """What a cursor stands for; 400 where it is none of ours."""
+    if cursor is None:
+        return None
+    try:
+        place = json.loads(base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True))
+    except (binascii.Error, ValueError, RecursionError):
+        place = None
+    if type(place) is not kind:
+        raise HTTPException(400, WRONG_CURSOR)
+    return place
+
+
+def find(view: View, request: Request) -> Verdict:
+    """The incident of a path."""
+    verdict = view.incident(request.path_params["key"])
+    if verdict is None:
+        raise HTTPException(404, "no incident has this key; /api/v1/incidents lists those that are kept")
+    return verdict
+
+
+async def body(request: Request, most: int) -> bytes:
+    """What was sent, at most so many bytes."""
+    content = bytearray()
+    async for piece in request.stream():
+        content += piece
+        if len(content) > most:
+            raise HTTPException(413, f"at most {most >> 20} MiB are taken; use denpexd diagnose for more")
+    return bytes(content)
+
+
+async def diagnosed(reference: Reference, log: bytes) -> Sequence[Verdict]:
+    """What a log shows; 400 where there is nothing to read in it, 503 where others are at it."""
+    if not log.strip():
+        raise HTTPException(400, "nothing was sent; the log is the body of the request")
+    try:
+        return await reference.diagnose(log)
+    except SourceError as error:
+        raise HTTPException(422, str(error)) from None
+    except BlockingIOError:
+        raise HTTPException(503, "other logs are being read; try again in a moment", {"retry-after": "5"}) from None
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def plain(job: JobView, *, ranks: bool = True) -> dict[str, object]:
+    """A job as JSON-ready values; keys are the fields of JobView and RankView."""
+    values: dict[str, object] = {name: getattr(job, name) for name in JobView.__slots__ if name != "ranks"}
+    values["counts"] = job.counts
+    if ranks:
+        values["ranks"] = [rank._asdict() for rank in job.ranks]
+    return values
+
+
+def _entry(entry: Entry) -> dict[str, object]:
+    return {**entry._asdict(), "quotes": [{"text": text, "means": means} for text, means in entry.quotes]}
+
+
+def jsonable(value: object) -> object:
+    """Verdicts may hold read-only mappings and sets, which json does not know."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} is not a value of a verdict")
