@@ -8,7 +8,7 @@
 # make lock   the exact versions with hashes that image and CI install: deploy/requirements.lock
 # make sbom   what the package is made of, as CycloneDX: build/denpexd.cdx.json
 # make audit  known weaknesses of those versions, where their lists can be reached
-# make docs     what is generated from rules and schema: docs/encyclopedia and the JSON Schema of a rule
+# make docs     what is generated: docs/encyclopedia, the JSON Schema of a rule, docs/openapi.json
 # make check    lint, rules and tests: what CI runs
 # Each sets up .venv on its own the first time. PYTHON chooses the interpreter: make demo PYTHON=python3.12
 
@@ -57,6 +57,7 @@ lint: $(VENV)/.tools
 docs: $(VENV)/.package
 	$(BIN)/denpexd rules schema > denpexd/catalog/rule.schema.json
 	$(BIN)/denpexd rules docs docs/encyclopedia
+	$(BIN)/python -m denpexd.web.openapi > docs/openapi.json
 
 lock: $(VENV)/.package
 	@$(BIN)/pip install -q uv

@@ -4,6 +4,7 @@ Written by hand beside the handlers of rest.py, so that a change of either is se
 """
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,11 +27,12 @@ ERRORS = {
     422: "The log cannot be used.",
     503: "Too many do the same at once.",
 }
+BESIDE: Schema = {"$ref": "verdict.schema.json"}
 ALWAYS = (400, 401, 403, 421)
 
 
-def document(verdict: Schema) -> dict[str, Any]:
-    """The whole document. `verdict`: the JSON Schema of a verdict."""
+def document(verdict: Schema = BESIDE) -> dict[str, Any]:
+    """The whole document. `verdict`: the JSON Schema of a verdict; without it a reference to the file in docs/."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -200,3 +202,7 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
 def _object(properties: Mapping[str, Schema], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     required = [name for name in properties if name not in optional]
     return {"type": "object", "required": required, "properties": dict(properties)}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(document(), indent=1) + "\n")
