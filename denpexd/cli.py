@@ -17,7 +17,7 @@ from denpexd.cli_daemon import status
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
-from denpexd.cli_setup import config, doctor
+from denpexd.cli_setup import config, discover, doctor
 from denpexd.errors import DenpexdError
 from denpexd.terminal import (
     ACTIVE,
@@ -191,6 +191,7 @@ main.add_command(flight)
 main.add_command(status)
 main.add_command(config)
 main.add_command(doctor)
+main.add_command(discover)
 
 
 @main.group()

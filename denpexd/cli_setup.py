@@ -110,3 +110,32 @@ def doctor(
     else:
         say(as_text(found, color=color(no_color), width=width()))
     sys.exit(1 if any(one.state == "bad" for one in found) else 0)
+
+
+@click.command()
+@click.argument("paths", nargs=-1)
+@CONFIG
+@click.option("--job", help="As for run.")
+@form("text", "json")
+@click.option("--no-color", is_flag=True, help="Plain text.")
+def discover(paths: tuple[str, ...], config: Path | None, job: str | None, form: str, no_color: bool) -> None:
+    """Show which file in PATHS, or in the paths of the configuration, is the log of which rank of which job, and why.
+
+    By a template, its name, the launcher's folders, the process that writes it, or the prefixes of its lines. Below
+    that: which files are left out, and why. Exit code 0: logs were found, 1: none.
+    """
+    from denpexd.errors import SettingsError
+    from denpexd.watch import log_to_stderr
+    from denpexd.whose import as_json, as_text, look
+
+    log_to_stderr("error")
+    flags = flags_of(job=job, port=None, state_dir=None, active=None) | ({"paths": list(paths)} if paths else {})
+    settings = settings_of(config, flags)
+    if not settings.paths:
+        raise SettingsError("nothing to look at: give folders, files or globs, or a configuration with paths (-c)")
+    found = look(settings)
+    if form == "json":
+        say_json(as_json(found))
+    else:
+        say(as_text(found, color=color(no_color), width=width()))
+    sys.exit(0 if found.files else 1)

@@ -112,24 +112,25 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of a table that fit into `width` columns; where it is too narrow for one, each row as a short list."""
+    """Lines of a table that fit into `width` columns, its last column wrapped; too narrow: each row as a short list."""
     from denpexd.notify.text import cells, cut
 
     kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
     shown = [[row[at] for at in kept] for row in (head, *rows)]
     widths = [max(cells(row[at]) for row in shown) for at in range(len(kept))]
     over = sum(widths) + 2 * (len(widths) - 1) - width
-    longest = max(range(len(widths)), key=lambda at: widths[at], default=0)
-    if over > 0 and widths[longest] - over < 16:
+    shrunk = max(range(len(widths)), key=lambda at: widths[at], default=0)
+    if over > 0 and widths[-1] - over >= 24:
+        shrunk = len(widths) - 1
+    if over > 0 and widths[shrunk] - over < 16:
         return _lists(shown, width)
-    if over > 0:
-        widths[longest] -= over
-    return [
-        "  ".join(
-            (text := cut(cell, room)) + " " * (room - cells(text)) for cell, room in zip(row, widths, strict=True)
-        ).rstrip()
-        for row in shown
-    ]
+    widths[shrunk] -= max(0, over)
+    lines = []
+    for *first, last in shown:
+        fields = [(cut(cell, room), room) for cell, room in zip(first, widths, strict=False)]
+        before = "".join(text + " " * (room - cells(text) + 2) for text, room in fields)
+        lines += _wrapped(last, before, len(before) * " ", width) or [before.rstrip()]
+    return lines
 
 
 def _lists(shown: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -139,6 +140,12 @@ def _lists(shown: Sequence[Sequence[str]], width: int) -> list[str]:
     widest = max(len(name) for name in names) if names else 0
     for row in shown[1:]:
         lines.append(cut(row[0], width))
-        pairs = zip(names, row[1:], strict=True)
-        lines += [cut(f"  {name.lower():<{widest}}  {cell}", width) for name, cell in pairs if cell]
+        for name, cell in zip(names, row[1:], strict=True):
+            lines += _wrapped(cell, f"  {name.lower():<{widest}}  ", " " * (widest + 4), width)
     return lines
+
+
+def _wrapped(text: str, before: str, hang: str, width: int) -> list[str]:
+    from denpexd.notify.text import wrap
+
+    return wrap(text, max(width, len(hang) + 8), before, hang)

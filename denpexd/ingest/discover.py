@@ -10,7 +10,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from denpexd.core.events import UNKNOWN_RANK
@@ -39,6 +39,7 @@ class Found:
 
     `stream`: "stdout", "stderr" or "". `run`: the folder torchrun made for this run ("" elsewhere); another run of the
     same job is another start of it. A later scan may know the rank of the same path better (siblings appeared).
+    `how`, `job_how`: what tells rank and job, for people.
     """
 
     path: Path
@@ -49,20 +50,29 @@ class Found:
     local: bool
     run: str = ""
     note: str = ""
+    how: str = field(default="", compare=False)
+    job_how: str = field(default="", compare=False)
 
 
 class Discovery:
     """Looks for files again and again. `paths`: folders, files, globs, templates, in any mixture.
 
     `job` restricts `{job}` to that value. `errors`: what is wrong now, each also logged once. `limit`: files at most.
-    `links`: folders that links below the paths may lead into, whoever made them.
+    `links`: folders that links below the paths may lead into, whoever made them. `passed_over`: give a mapping to learn
+    which files are no logs, and why.
     Scanning touches the file system: call it off the event loop. SettingsError for a wrong placeholder.
     """
 
     def __init__(
-        self, paths: Sequence[str], job: str | None, *, limit: int = 20_000, links: Sequence[Path] = ()
+        self,
+        paths: Sequence[str],
+        job: str | None,
+        *,
+        limit: int = 20_000,
+        links: Sequence[Path] = (),
+        passed_over: dict[str, str] | None = None,
     ) -> None:
-        self._job, self._limit = job, limit
+        self._job, self._limit, self._passed_over = job, limit, passed_over
         self._paths = [str(Path(text).expanduser().absolute()) for text in paths]
         self.links = Links(self._paths, links)
         # A path that exists as written is meant as written, whatever brackets are in its name.
@@ -132,7 +142,7 @@ class Discovery:
     def _expand(self, walk: Walk, text: str) -> Iterator[tuple[Match, str, Template | None]]:
         path = Path(text)
         if path.is_dir():
-            for match in walk.tree(text, self._looks_like_a_log):
+            for match in walk.tree(text, self._accepts):
                 yield match, text, None
             return
         template = None if path.exists() else self._templates.get(text)
@@ -147,14 +157,11 @@ class Discovery:
             if not _BINARY.search(match.path) and template.match(match.path) is not None:
                 yield match, template.base, template
 
-    def _looks_like_a_log(self, path: str) -> bool:
-        name = path.rpartition("/")[2]
-        if _BINARY.search(name) or name in _NOT_LOGS:
-            return False
-        if _LOG.search(name):
-            return True
-        # Without a telling suffix the name must say so otherwise: job folders are full of READMEs and file lists.
-        return bool(_TEXT.search(name)) and bool(_OURS.search(name) or rank_of(f"/{name}", "").rank != UNKNOWN_RANK)
+    def _accepts(self, path: str) -> bool:
+        why = why_no_log(path.rpartition("/")[2])
+        if why and self._passed_over is not None:
+            self._passed_over[path] = why
+        return not why
 
     def _source(
         self, match: Match, root: str, template: Template | None, known: dict[tuple[str, str], Layout]
@@ -165,11 +172,13 @@ class Discovery:
         values = template.match(match.path) if template else None
         if values and "rank" in values:
             origin = match.path.rpartition("/")[0]
-            layout = Layout(int(values["rank"]), layout.attempt, layout.stream, origin=origin)
+            layout = Layout(int(values["rank"]), layout.attempt, layout.stream, origin=origin, how="{rank} of the path")
         if values and "attempt" in values:
             layout = replace(layout, attempt=int(values["attempt"]))
         job = self._job or (values or {}).get("job") or layout.job or root.rpartition("/")[2]
-        return Source(match.path, match.link, root, job, layout, bool(values and values.get("job")))
+        named = bool(values and values.get("job"))
+        how = (self._job and "given") or (named and "{job} of the path") or (layout.job and "torchrun's run id")
+        return Source(match.path, match.link, root, job, layout, named, how or "the name of the folder")
 
     def _ambiguous(self, sources: list[Source]) -> dict[str, str]:
         """Path -> why its rank cannot be told."""
@@ -194,10 +203,28 @@ class Discovery:
         }
 
 
+def why_no_log(name: str) -> str:
+    """Why a file in a watched folder is no log, by its name; "" if it is one."""
+    if _BINARY.search(name):
+        return "an archive or a binary file by its name"
+    if name in _NOT_LOGS:
+        return "known not to be a log"
+    if _LOG.search(name):
+        return ""
+    # Without a telling suffix the name must say so otherwise: job folders are full of READMEs and file lists.
+    if _TEXT.search(name):
+        ours = _OURS.search(name) or rank_of(f"/{name}", "").rank != UNKNOWN_RANK
+        return "" if ours else "neither log, out, err, train, console nor a rank is in its name"
+    return f"the suffix .{name.rpartition('.')[2]} is not that of a log: name it, or a pattern for it, in the paths"
+
+
 def _found(source: Source, note: str) -> Found:
     layout = source.layout
     rank, local = (UNKNOWN_RANK, False) if note else (layout.rank, layout.local)
-    return Found(Path(source.path), source.job, rank, layout.attempt, layout.stream, local, layout.run, note)
+    how = layout.how if rank != UNKNOWN_RANK else ""
+    return Found(
+        Path(source.path), source.job, rank, layout.attempt, layout.stream, local, layout.run, note, how, source.job_how
+    )
 
 
 def _watchable(sources: Iterable[Source], listed: set[str]) -> set[str]:

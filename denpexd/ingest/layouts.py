@@ -42,7 +42,8 @@ class Layout:
     """What one path says. `origin`: the folder within which a rank can exist once. `job`: torchrun's run id.
 
     `run`: the folder that torchrun made for this run. `siblings`: the path with its number taken out, if only the
-    siblings can tell what the number means. `worker`: the word was "worker" (see `is_leader`).
+    siblings can tell what the number means. `worker`: the word was "worker" (see `is_leader`). `how`: what in the path
+    gave the rank, for people.
     """
 
     rank: int = UNKNOWN_RANK
@@ -54,6 +55,7 @@ class Layout:
     job: str = ""
     siblings: str = ""
     worker: bool = False
+    how: str = ""
 
 
 def rank_of(path: str, root: str) -> Layout:
@@ -63,10 +65,11 @@ def rank_of(path: str, root: str) -> Layout:
     stream = _stream(parts)
     if found := _TORCHRUN.fullmatch(path):
         run, job = found["run"] or path.rsplit("/", 3)[0], found["id"] or "none"
-        return Layout(int(found["rank"]), int(found["attempt"]), stream, True, run, run, "" if job == "none" else job)
+        job = "" if job == "none" else job
+        return Layout(int(found["rank"]), int(found["attempt"]), stream, True, run, run, job, how="torchrun's folder")
     attempt = _attempt(parts)
     if found := _MPIRUN.fullmatch(path):
-        return Layout(int(found["rank"]), attempt, stream, origin=found["origin"])
+        return Layout(int(found["rank"]), attempt, stream, origin=found["origin"], how="mpirun's folder")
     for at in range(len(parts) - 1, -1, -1):
         part = parts[at] if at else root.rpartition("/")[2]
         for pattern, local, certain in _WORDS:
@@ -74,7 +77,10 @@ def rank_of(path: str, root: str) -> Layout:
                 origin = "/".join(parts[:at]) or root.rpartition("/")[0]
                 siblings = "" if certain else _hidden(origin, part, word, parts[at + 1 :])
                 worker = "worker" in word[0].lower()
-                return Layout(int(word["rank"]), attempt, stream, local, origin, siblings=siblings, worker=worker)
+                how = f"{word[0].lstrip('_-. ')!r} in {'its name' if at == len(parts) - 1 else f'the folder {part}'}"
+                return Layout(
+                    int(word["rank"]), attempt, stream, local, origin, siblings=siblings, worker=worker, how=how
+                )
     return _numbered(parts, attempt, stream)
 
 
@@ -84,11 +90,14 @@ def _numbered(parts: list[str], attempt: int | None, stream: str) -> Layout:
     if found := _SLURM.fullmatch(name) or _BARE_FILE.fullmatch(name):
         origin = "/".join(parts[:-1])
         siblings = _hidden(origin, name, found, [])
-        return Layout(int(found["rank"]), attempt, stream, origin=origin, siblings=siblings)
+        return Layout(
+            int(found["rank"]), attempt, stream, origin=origin, siblings=siblings, how="the number in its name"
+        )
     for at in range(len(parts) - 2, 0, -1):
         if _BARE_FOLDER.fullmatch(parts[at]):
             siblings = "/".join([*parts[:at], "#", *parts[at + 1 :]])
-            return Layout(int(parts[at]), attempt, stream, origin="/".join(parts[:at]), siblings=siblings)
+            how = f"the folder {parts[at]}"
+            return Layout(int(parts[at]), attempt, stream, origin="/".join(parts[:at]), siblings=siblings, how=how)
     return Layout(attempt=attempt, stream=stream, origin="/".join(parts[:-1]))
 
 

@@ -23,6 +23,7 @@ class Source:
     job: str
     layout: Layout
     named: bool = False  # the pattern tells the job
+    job_how: str = ""  # what tells the job, for people
 
 
 def without_earlier_runs(sources: list[Source]) -> tuple[list[Source], list[str]]:
@@ -69,7 +70,7 @@ def with_launchers(sources: list[Source]) -> tuple[list[Source], bool]:
             if _written(source.path) < min(lives[run].start for run in going_on) - _STALE:
                 undecided = True
             else:
-                source = replace(source, job=job)
+                source = replace(source, job=job, job_how="the run that it lies beside")
         result.append(source)
     return result, undecided
 
