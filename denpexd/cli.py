@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from denpexd import __version__
-from denpexd.cli_daemon import status
+from denpexd.cli_daemon import status, top
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
@@ -189,6 +189,7 @@ main.add_command(search)
 main.add_command(rules)
 main.add_command(flight)
 main.add_command(status)
+main.add_command(top)
 main.add_command(config)
 main.add_command(doctor)
 main.add_command(discover)

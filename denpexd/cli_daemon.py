@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from denpexd.terminal import EXISTING, color, form, say, say_json, settings_of, width
+from denpexd.terminal import EXISTING, color, fail, form, say, say_json, settings_of, width
 
 if TYPE_CHECKING:
     from denpexd.client import Client
@@ -53,3 +53,25 @@ def status(config: Path | None, url: str | None, token_file: Path | None, form: 
     else:
         say(as_text(standing, color=color(no_color), width=width()))
     sys.exit(0 if standing.well else 1)
+
+
+@click.command()
+@asks_daemon
+@click.option("--every", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds between looks.")
+def top(config: Path | None, url: str | None, token_file: Path | None, every: float) -> None:
+    """Jobs, their ranks and open incidents of the running daemon, live.
+
+    Arrows and Tab move, Enter explains an incident, Space pauses, r looks at once, q quits. Needs the extra `top`.
+    """
+    import importlib.util
+
+    if importlib.util.find_spec("textual") is None:
+        fail("denpexd top needs textual: pip install 'denpexd[top]'; denpexd status shows the same once")
+    from denpexd.clock import SystemClock
+    from denpexd.status import Asked
+    from denpexd.top import Top
+
+    with client(config, url, token_file) as daemon:
+        source = Asked(daemon, SystemClock())
+        source.look()  # nobody there: say so before the screen changes
+        Top(source, every=every).run()

@@ -69,7 +69,8 @@ class Client:
     def _answer(self, method: str, path: str, **what: Any) -> httpx.Response:
         response = self._ask(method, path, **what)
         if not response.is_success:
-            raise DaemonError(f"{self.url} answers {response.status_code}: {_reason(response)}")
+            status = response.status_code
+            raise DaemonError(f"{self.url} answers {status}: {_reason(response)}", status=status)
         return response
 
     def _ask(self, method: str, path: str, **what: Any) -> httpx.Response:

@@ -75,4 +75,8 @@ class StateError(DenpexdError):
 
 
 class DaemonError(DenpexdError):
-    """A running daemon was asked for something and did not answer, or said no."""
+    """A running daemon was asked for something and did not answer, or said no (with that HTTP `status`)."""
+
+    def __init__(self, why: str, *, status: int = 0) -> None:
+        self.status = status
+        super().__init__(why)

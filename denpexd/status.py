@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from denpexd.client import Client
+from denpexd.clock import Clock
+from denpexd.errors import DaemonError
 from denpexd.notify.render import Page, kind_word, who
 from denpexd.notify.text import one_line
 from denpexd.terminal import table
@@ -29,7 +32,7 @@ Labels = tuple[tuple[str, str], ...]
 class Standing:
     """One look at a daemon at `now` (Unix seconds). `why`: what is not well; `incidents`: the open ones, newest first.
 
-    `jobs` as /api/v1/jobs gives them; `metrics`: sample name to labels to value.
+    `jobs` as /api/v1/jobs gives them, ranks counted; `metrics`: sample name to labels to value.
     """
 
     url: str
@@ -66,10 +69,31 @@ def ask(client: Client, now: float) -> Standing:
     ready, waits = client.health("/readyz")
     metrics = samples(client.metrics())
     incidents = client.get("incidents", state="open", limit=MOST_INCIDENTS)["incidents"]
-    jobs = client.get("jobs")["jobs"]
+    jobs = client.get("jobs", ranks="none")["jobs"]
     standing = Standing(url=client.url, now=now, why=(), incidents=incidents, jobs=jobs, metrics=metrics)
     wrong = [text for good, text in ((healthy, why), (ready, waits)) if not good] + _trouble(standing)
     return Standing(url=client.url, now=now, why=wrong, incidents=incidents, jobs=jobs, metrics=metrics)
+
+
+class Asked:
+    """A daemon that is asked again and again."""
+
+    def __init__(self, client: Client, clock: Clock) -> None:
+        self._client, self._clock = client, clock
+
+    def look(self) -> Standing:
+        """How it stands now."""
+        return ask(self._client, self._clock.wall())
+
+    def ranks(self, job: str) -> Sequence[Mapping[str, Any]]:
+        """The ranks of a job, by number; none where it is watched no more."""
+        try:
+            found: Sequence[Mapping[str, Any]] = self._client.get(f"jobs/{quote(job, safe='')}/ranks")["ranks"]
+        except DaemonError as error:
+            if error.status != 404:
+                raise
+            return ()
+        return found
 
 
 def samples(page: str) -> dict[str, dict[Labels, float]]:
@@ -109,7 +133,7 @@ def _sinks(standing: Standing) -> dict[str, dict[str, int]]:
 
 def job_state(job: Mapping[str, Any]) -> str:
     """The word for a whole job: of its ranks the worst state tells, or that it stands still."""
-    counts = ranks_by_state(job)
+    counts = Counter(job["counts"])
     if counts["failed"] or counts["gone"]:
         return "failed" if counts["failed"] else "gone"
     if job["stall_seconds"] > 0 and (counts["silent"] or counts["waiting"]):
@@ -119,25 +143,15 @@ def job_state(job: Mapping[str, Any]) -> str:
     return "running" if counts["running"] else "unheard"
 
 
-def ranks_by_state(job: Mapping[str, Any]) -> Counter[str]:
-    """How many ranks of a job do what."""
-    return Counter(str(rank["state"]) for rank in job["ranks"])
-
-
 def as_json(standing: Standing) -> dict[str, object]:
-    """The same for scripts. Ranks are counted, not listed: /api/v1/jobs has them."""
-    jobs = [
-        {name: value for name, value in job.items() if name != "ranks"}
-        | {"state": job_state(job), "ranks": dict(ranks_by_state(job))}
-        for job in standing.jobs
-    ]
+    """The same for scripts."""
     return {
         "url": standing.url,
         "version": standing.label("denpexd_build_info", "version"),
         "well": standing.well,
         "why": list(standing.why),
         "incidents": list(standing.incidents),
-        "jobs": jobs,
+        "jobs": [{**job, "state": job_state(job)} for job in standing.jobs],
         "sinks": _sinks(standing),
         "outbox_pending": int(standing.value("denpexd_outbox_pending")),
         "files": {state: int(n) for state, n in standing.by_label("denpexd_files", "state").items()},
@@ -185,8 +199,7 @@ def _jobs(standing: Standing, page: Page) -> None:
     head = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
     rows = []
     for job in sorted(standing.jobs, key=lambda job: (-job["stall_seconds"], job["job"])):
-        counts = ranks_by_state(job)
-        ranks = ", ".join(f"{counts[state]} {state}" for state in RANK_STATES if counts[state])
+        ranks = ", ".join(f"{job['counts'][s]} {s}" for s in RANK_STATES if job["counts"].get(s))
         step = "" if job["step"] is None else str(job["step"])
         usual = "" if job["step_seconds"] is None else duration(job["step_seconds"])
         stands = duration(job["stall_seconds"]) if job["stall_seconds"] else ""

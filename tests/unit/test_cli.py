@@ -22,7 +22,18 @@ from denpexd.state import FILE
 
 CASES = Path(__file__).parents[1] / "cases"
 COMMANDS = ("run", "exec", "diagnose", "replay", "flight", "explain", "rules", "config", "demo")
-HEAVY = ("pydantic", "yaml", "httpx", "starlette", "uvicorn", "apprise", "re2", "hyperscan", "prometheus_client")
+HEAVY = (
+    "pydantic",
+    "yaml",
+    "httpx",
+    "starlette",
+    "uvicorn",
+    "apprise",
+    "re2",
+    "hyperscan",
+    "prometheus_client",
+    "textual",
+)
 
 
 def call(*arguments: str, env: dict[str, str | None] | None = None) -> Result:

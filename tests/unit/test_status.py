@@ -144,7 +144,7 @@ def test_scripts_get_the_same_as_json_with_ranks_counted(daemon: tuple[Shown, st
     assert told["well"] is False
     assert told["incidents"] == [INCIDENT]
     assert told["jobs"][0]["state"] == "failed"
-    assert told["jobs"][0]["ranks"] == {"waiting": 3, "failed": 1}
+    assert told["jobs"][0]["counts"]["waiting"] == 3
     assert told["sinks"] == {"slack": {"sent": 2}}
     assert told["engine"] == "re2"
 
