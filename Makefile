@@ -1,5 +1,5 @@
 # make demo     see a recorded hang explained by the real daemon, in under a minute
-# make test     the tests
+# make test     the tests, in WORKERS (3) processes: many of them wait
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
 # make soak     the daemon beside 64 growing logs for MINUTES (20): does anything grow?
@@ -21,6 +21,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 p
 LOCKED := --generate-hashes --universal --python-version 3.11 --no-annotate --custom-compile-command "make lock"
 INCIDENT ?=
 TIMES ?= 40
+WORKERS ?= 3
 MINUTES ?=
 
 .PHONY: setup demo test score secrets explore soak fuzz lint docs lock sbom audit check clean
@@ -31,7 +32,7 @@ demo: $(VENV)/.package
 	@$(BIN)/denpexd demo $(INCIDENT)
 
 test: $(VENV)/.tools
-	$(BIN)/pytest -q -m "not torch"
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"
 
 explore: $(VENV)/.tools
 	DENPEXD_EXPLORE=$(TIMES) DENPEXD_NEW_SEEDS=1 $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py

@@ -24,7 +24,8 @@ from typing import Any
 import pytest
 import yaml
 
-JOBS = Path(__file__).parent / "jobs"
+FOLDER = Path(__file__).parent
+JOBS = FOLDER / "jobs"
 BIN = Path(sys.executable).parent
 AT_ONCE = 4  # they mostly wait; more would only make every start-up, and every alert, later on two cores
 START_UP = 150.0  # seconds until a job must have got going: torch is slow to import on a loaded machine
@@ -261,6 +262,13 @@ def _tell(story: Callable[[Place], Any], folder: Path) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def told_meanwhile(request: pytest.FixtureRequest) -> None:
+    """The stories begin with the first test of this folder; of several test processes only in one, by its need."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        request.getfixturevalue("stories")
+
+
+@pytest.fixture(scope="session")
 def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
     """All stories of the chosen tests, the longest first."""
     chosen = {item.module for item in request.session.items if _judges_a_story(item)}
@@ -273,8 +281,10 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """While a test waits for its story nothing else happens, so these come last."""
-    items.sort(key=_judges_a_story)
+    """Tests that wait come first, but those that wait for a story last: while they do, nothing else happens."""
+    items.sort(key=lambda item: 2 if _judges_a_story(item) else int(FOLDER not in item.path.parents))
+    for item in filter(_judges_a_story, items):
+        item.add_marker(pytest.mark.xdist_group("stories"))
 
 
 def _judges_a_story(item: Any) -> bool:

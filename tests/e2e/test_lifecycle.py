@@ -57,7 +57,7 @@ class Run:
             command = [str(BIN / "denpexd"), "run", str(self.logs / "{job}" / "rank{rank}.log"), "-c", str(self.config)]
             self.process = self.place.start(command, **{"stdout": log, "stderr": log, **options})
         if "stderr" not in options:
-            wait_until(lambda: self.log.read_text().count("watching ") > told, 60, "the daemon is up")
+            wait_until(lambda: self.log.read_text().count("watching ") > told, 150, "the daemon is up")
 
     def end(self) -> tuple[int, float]:
         """Exit code and seconds after SIGTERM."""
