@@ -20,8 +20,9 @@ from denpexd.clock import Clock, SystemClock
 from denpexd.web.gate import Gate, answer_error, is_loopback
 from denpexd.web.live import Live
 from denpexd.web.metrics import Exposition
-from denpexd.web.page import Console, Overview
-from denpexd.web.rest import Rest, find
+from denpexd.web.page import Console
+from denpexd.web.pages import Pages
+from denpexd.web.rest import Rest
 from denpexd.web.server import bind, serve
 from denpexd.web.view import (
     RANK_STATES,
@@ -79,7 +80,7 @@ def create_app(
     are told what changed. `app.state.live` is closed before the server is, or listeners would hold it up.
     """
     routes = _Routes(view, reload, reference, clock or SystemClock())
-    rest = routes.rest
+    rest, pages = routes.rest, routes.pages
     app = Starlette(
         routes=[
             *(Route(path, handler, methods=["GET"]) for path, handler in (
@@ -98,11 +99,18 @@ def create_app(
                 ("/api/v1/events", rest.events),
                 ("/api/v1/schema", rest.schema),
                 ("/api/v1/openapi.json", rest.openapi),
+                ("/", pages.overview),
+                ("/incidents", pages.incidents),
+                ("/incidents/{key:path}", pages.incident),
+                ("/jobs/{job:path}", pages.job),
+                ("/encyclopedia", pages.encyclopedia),
+                ("/encyclopedia/{failure}", pages.entry),
+                ("/diagnose", pages.paste),
+                ("/health", pages.health),
             )),
             Route("/api/v1/diagnose", rest.diagnose, methods=["POST"]),
+            Route("/diagnose", pages.diagnose, methods=["POST"]),
             Route("/-/reload", routes.reload, methods=["POST"]),
-            Route("/", routes.index, methods=["GET"]),
-            Route("/incidents/{key:path}", routes.incident_page, methods=["GET"]),
             Route("/static/{name}", routes.static, methods=["GET"]),
         ],
         middleware=[Middleware(Gate, host=host, token=token, allowed_hosts=allowed_hosts)],
@@ -122,9 +130,9 @@ class _Routes:
         self._view, self._reload = view, reload
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="denpexd-web")
         self._exposition = Exposition(view, self._pool)
-        self._console = Console(_HERE / "console")
         self.live = Live(view, self._pool, clock)
         self.rest = Rest(view, reference, self.live, self._off_loop, verdict_schema())
+        self.pages = Pages(view, self.rest, Console(_HERE / "console"), self._off_loop)
         self._static = {
             "style.css": ((_HERE / "console" / "style.css").read_bytes(), "text/css"),
             "app.js": ((_HERE / "console" / "app.js").read_bytes(), "text/javascript"),
@@ -149,22 +157,6 @@ class _Routes:
         good, said = await self._reload()
         return PlainTextResponse(f"{said}\n", 200 if good else 500)
 
-    async def index(self, request: Request) -> Response:
-        view = self._view
-        jobs = await self._off_loop(view.jobs)
-        overview = Overview(
-            jobs=jobs,
-            open=view.incidents("open", 50),
-            closed=view.incidents("closed", 10),
-            stats=view.stats(),
-            ready=view.ready(),
-        )
-        return _html(await self._off_loop(lambda: self._console.index(overview)))
-
-    async def incident_page(self, request: Request) -> Response:
-        verdict = find(self._view, request)
-        return _html(await self._off_loop(lambda: self._console.incident(verdict)))
-
     async def static(self, request: Request) -> Response:
         found = self._static.get(request.path_params["name"])
         if found is None:
@@ -186,10 +178,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 def _health(good: bool, why: str) -> Response:
     return PlainTextResponse(f"{why or ('ok' if good else 'not ok')}\n", 200 if good else 503)
-
-
-def _html(page: bytes) -> Response:
-    return Response(page, media_type="text/html")
 
 
 def _accepts_gzip(header: str) -> bool:

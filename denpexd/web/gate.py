@@ -20,10 +20,10 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 SECURITY_HEADERS: Mapping[str, str] = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none at all, a browser hides from us that our own form was sent
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }

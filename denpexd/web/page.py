@@ -1,12 +1,11 @@
-"""The console: two pages rendered on the server, so that they work without JavaScript and without a network.
+"""The console's templates: rendered on the server, so that pages can be read without JavaScript and without a network.
 
 Log text is hostile; every value passes jinja's autoescaping and lands in element text or a quoted attribute.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -14,38 +13,12 @@ from markupsafe import Markup
 import denpexd
 from denpexd.clock import iso
 from denpexd.core.numbers import ranks_named
-from denpexd.web.view import RANK_STATES, JobView, RankView, Stats, Verdict
 
-MAX_CELLS = 2048
-MAX_ROWS = 32
-_WORRYING = ("failed", "gone", "silent", "waiting")
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """What the first page shows."""
-
-    jobs: Sequence[JobView]
-    open: Sequence[Verdict]
-    closed: Sequence[Verdict]
-    stats: Stats
-    ready: tuple[bool, str]
-
-
-@dataclass(frozen=True, slots=True)
-class JobPanel:
-    """A job as drawn: `cells` is the grid (cut at MAX_CELLS), `worrying` the ranks worth a row of their own."""
-
-    job: JobView
-    counts: Sequence[tuple[str, int]]
-    cells: Sequence[RankView]
-    hidden: int
-    worrying: Sequence[RankView]
-    more_worrying: int
+UNIX_SINCE = 1_000_000_000.0  # an axis of events that starts at the Unix epoch; less is seconds of a recording
 
 
 class Console:
-    """Renders pages from `folder`; safe to call from a thread."""
+    """Renders templates of `folder`; safe to call from threads."""
 
     def __init__(self, folder: Path) -> None:
         self._env = Environment(
@@ -55,19 +28,19 @@ class Console:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._env.filters.update(duration=duration, ranks=rank_ranges, bytes=byte_size, web_links=web_links)
-        self._env.globals.update(version=denpexd.__version__)
+        self._env.filters.update(
+            duration=duration,
+            path=path,
+            ranks=rank_ranges,
+            bytes=byte_size,
+            web_links=web_links,
+            number=number,
+            plural=plural,
+        )
+        self._env.globals.update(version=denpexd.__version__, when=when)
 
-    def index(self, overview: Overview) -> bytes:
-        """The overview: daemon's state, open incidents, jobs with their ranks, incidents closed lately."""
-        panels = [job_panel(job) for job in sorted(overview.jobs, key=lambda job: (-job.stall_seconds, job.job))]
-        return self._render("index.html.j2", overview=overview, panels=panels, when=_when)
-
-    def incident(self, verdict: Verdict) -> bytes:
-        """Everything one verdict says."""
-        return self._render("incident.html.j2", v=verdict, when=_when)
-
-    def _render(self, template: str, **values: object) -> bytes:
+    def render(self, template: str, **values: object) -> bytes:
+        """A page."""
         # a lone surrogate (a file name that is not UTF-8) must not cost the page
         return self._env.get_template(template).render(**values).encode("utf-8", "replace")
 
@@ -79,27 +52,13 @@ def _visible(value: object) -> object:
     return "".join(c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in value)
 
 
-def job_panel(job: JobView) -> JobPanel:
-    """Sort a job's ranks into grid, counts and the rows that need a look; worst first."""
-    counted = Counter(rank.state for rank in job.ranks)
-    ranks = sorted(job.ranks, key=lambda rank: rank.rank)
-    worrying = sorted(
-        (rank for rank in ranks if rank.state in _WORRYING), key=lambda rank: (_WORRYING.index(rank.state), rank.rank)
-    )
-    return JobPanel(
-        job=job,
-        counts=[(state, counted[state]) for state in RANK_STATES if counted[state]],
-        cells=ranks[:MAX_CELLS],
-        hidden=max(0, len(ranks) - MAX_CELLS),
-        worrying=worrying[:MAX_ROWS],
-        more_worrying=max(0, len(worrying) - MAX_ROWS),
-    )
-
-
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """Ranks in words a person reads: "rank 3", "ranks 0,4-7"; "none" when empty."""
+def rank_ranges(ranks: Iterable[int], most: int = 1000) -> str:
+    """Ranks in words a person reads: "rank 3", "ranks 0,4-7"; "none" when empty. `most`: spans that are named."""
     named = sorted(set(ranks))
-    return ranks_named(named) if named else "none"
+    if not named:
+        return "none"
+    spans = ranks_named(named).split(",")
+    return ",".join(spans[:most]) + (f" and {len(spans) - most} more" if len(spans) > most else "")
 
 
 def duration(seconds: float | None) -> str:
@@ -111,7 +70,9 @@ def duration(seconds: float | None) -> str:
     minutes = int(seconds // 60)
     if minutes < 60:
         return f"{minutes} min {int(seconds % 60)} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} days {minutes % 1440 // 60} h"
 
 
 def byte_size(count: float) -> str:
@@ -123,12 +84,30 @@ def byte_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def number(value: float | None) -> str:
+    """A number with commas; "?" when unknown."""
+    return "?" if value is None else f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.2g}"
+
+
+def plural(count: int, word: str) -> str:
+    """ "1 job", "2 jobs"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def path(name: object) -> str:
+    """A name as a part of a path; a lone surrogate cannot be written there and becomes a question mark."""
+    return quote(str(name).encode("utf-8", "replace"), safe="")
+
+
 def web_links(references: Iterable[str]) -> list[tuple[str, bool]]:
     """Each reference and whether it may become a link: only the web, never javascript: and the like."""
     return [(text, text.startswith(("https://", "http://"))) for text in references]
 
 
-def _when(t: object) -> Mapping[str, str]:
-    """Time of a verdict as machines read it and as people do."""
-    stamp = iso(float(str(t)))
+def when(t: object) -> Mapping[str, str]:
+    """Time of a verdict as machines read it and as people do; `iso` is empty where it is no time of the world."""
+    value = float(str(t))
+    if value < UNIX_SINCE:
+        return {"iso": "", "text": f"{value:.1f} s of the recording"}
+    stamp = iso(value)
     return {"iso": stamp, "text": stamp[:19].replace("T", " ") + " UTC"}
