@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from denpexd.app import limits_of
@@ -17,6 +17,11 @@ from denpexd.bundle import Material, file_name, files, from_journal, renewed, ve
 from denpexd.catalog.packs import load_packs
 from denpexd.errors import CaseError, StateError
 from denpexd.keeper import ENDING, FOLDER
+from denpexd.notify.postmortem import Told
+from denpexd.notify.redact import redact_verdict
+from denpexd.recording import read_case
+from denpexd.replay import Replayer
+from denpexd.scan.engine import choose_engine
 from denpexd.settings import Settings, show
 from denpexd.shelf import Shelf
 from denpexd.state import FILE
@@ -70,6 +75,42 @@ def choose(state_dir: Path, key: str | None) -> Known:
     return chosen[0]
 
 
+def verdicts(what: str | None, state_dir: Path) -> list[tuple[Verdict, Known | None]]:
+    """The incidents of a case folder or a bundle, or the one of this key (None: the newest) that a daemon has kept.
+
+    Of a bundle the verdict that was told then, of a case what a replay gives now; redacted. CaseError, StateError.
+    """
+    path = Path(what) if what is not None else None
+    if path is not None and path.is_file():
+        return [(_told_then(path), None)]
+    if path is not None and path.is_dir():
+        replayer = Replayer(load_packs([]).catalog, choose_engine())
+        return [(redact_verdict(found)[0], None) for found in replayer.run(read_case(path, set())).verdicts]
+    known = choose(state_dir, what)
+    if known.verdict is None and known.archive is None:
+        raise StateError(f"nothing is known of {known.key} any more")
+    return [(known.verdict or _told_then(cast(Path, known.archive)), known)]
+
+
+def messages(known: Known) -> list[Told]:
+    """What was sent about an incident, oldest first."""
+    if known.database is None:
+        return []
+    sql = "SELECT created, sink, event, reason, state, error FROM deliveries WHERE key = ? ORDER BY id"
+    return [Told(*row) for row in _rows(known.database, sql, (known.key,))]
+
+
+def _told_then(archive: Path) -> Verdict:
+    content = unpack(archive)
+    try:
+        found = json.loads(content["verdict.json"])
+    except (KeyError, ValueError) as error:
+        raise CaseError(f"{archive}: no bundle of an incident: verdict.json is missing or damaged") from error
+    if not isinstance(found, dict) or "key" not in found:
+        raise CaseError(f"{archive}: verdict.json holds no verdict")
+    return found
+
+
 def made(known: Known, settings: Settings, form: str) -> bytes:
     """The archive of an incident: what was kept at the time, with the verdict as it is now."""
     name = f"denpexd-{file_name(known.key)}"
@@ -95,14 +136,14 @@ def _rest(known: Known, settings: Settings) -> dict[str, bytes]:
     return files(Material(known.verdict, cut, show(settings), versions, note=_UNKNOWN))
 
 
-def _rows(database: Path, sql: str) -> list[tuple[Any, ...]]:
+def _rows(database: Path, sql: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
     """Read without a lock; where even SQLite's own files beside it may not be made, as it is on disk."""
     last: sqlite3.Error | None = None
     for mode in ("mode=ro", "immutable=1"):
         try:
             connection = sqlite3.connect(f"file:{quote(str(database.resolve()))}?{mode}", uri=True, timeout=5.0)
             try:
-                return connection.execute(sql).fetchall()
+                return connection.execute(sql, values).fetchall()
             finally:
                 connection.close()
         except sqlite3.Error as error:

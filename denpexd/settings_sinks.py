@@ -89,6 +89,9 @@ class AlertmanagerSink(_HttpSink):
     interval: Annotated[Duration, Field(ge=5, le=3600)] = Field(
         default=60.0, description="how often open alerts are sent again; keep it below resolve_timeout (5m)"
     )
+    template: Path | None = Field(
+        default=None, description="file with a jinja2 template: title in its first line, then the body"
+    )
 
 
 class AppriseSink(_UrlSink):
@@ -96,6 +99,9 @@ class AppriseSink(_UrlSink):
 
     type: Literal["apprise"]
     attempts: Annotated[int, Field(ge=1, le=100)] = Field(default=8, description="tries before a message is given up")
+    template: Path | None = Field(
+        default=None, description="file with a jinja2 template: title in its first line, then the body"
+    )
 
 
 class SlackSink(SinkOptions):
@@ -110,6 +116,9 @@ class SlackSink(SinkOptions):
         default=None, min_length=1, description="id or name of the channel; with a bot token only"
     )
     api_url: str = Field(default="https://slack.com/api", description="address of Slack's Web API, for bot tokens")
+    template: Path | None = Field(
+        default=None, description="file with a jinja2 template: title in its first line, then the body"
+    )
 
     @model_validator(mode="after")
     def _one_way(self) -> "SlackSink":

@@ -36,6 +36,10 @@ class Sink(Protocol):
         """Return when the message has arrived; DeliveryError otherwise."""
         ...
 
+    def preview(self, row: Row) -> object:
+        """What would be sent, without secrets: a text, or a value that is sent as JSON."""
+        ...
+
 
 @runtime_checkable
 class Refreshing(Protocol):

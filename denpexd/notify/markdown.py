@@ -27,7 +27,8 @@ def markdown(verdict: Verdict) -> str:
     ):
         lines += [f"| {label} | {md(value)} |"] if value not in (None, "") else []
     lines += _md_text("What happened", verdict.get("root_cause"))
-    lines += _md_quotes(verdict) + _md_stacks(verdict) + _md_changes(verdict) + _md_doubts(verdict) + _md_steps(verdict)
+    lines += quotes_md(verdict) + stacks_md(verdict) + changes_md(verdict) + doubts_md(verdict) + missing_md(verdict)
+    lines += steps_md(verdict)
     for head, name in (("How to prevent it", "prevention"),):
         lines += _md_text(head, verdict.get(name))
     references = verdict.get("references")
@@ -56,7 +57,8 @@ def fence(text: str, language: str = "text", indent: str = "") -> list[str]:
     return [f"{indent}{line}".rstrip() for line in (ticks + language, *text.splitlines(), ticks)]
 
 
-def _md_quotes(verdict: Verdict) -> list[str]:
+def quotes_md(verdict: Verdict) -> list[str]:
+    """The quotations, each in a fence."""
     lines = ["", "## Evidence"] if items(verdict, "evidence") else []
     for item in items(verdict, "evidence"):
         lines += ["", f"**{md(origin(item))}**: {md(item.get('means'))}", ""]
@@ -64,27 +66,35 @@ def _md_quotes(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _md_stacks(verdict: Verdict) -> list[str]:
+def stacks_md(verdict: Verdict) -> list[str]:
+    """Where the ranks stand, as a table."""
     lines = [f"| {md(who_stands)} | {md(at)} |" for who_stands, at in standing(verdict)]
     return ["", "## Where the ranks stand", "", "| | |\n|---|---|", *lines] if lines else []
 
 
-def _md_changes(verdict: Verdict) -> list[str]:
+def changes_md(verdict: Verdict) -> list[str]:
+    """What changed since the last good run."""
     lines: list[str] = []
     for head, texts in zip((HEAD, UNEQUAL), changes(verdict), strict=True):
         lines += ["", f"## {head}", "", *(f"- {md(text)}" for text in texts)] if texts else []
     return lines
 
 
-def _md_doubts(verdict: Verdict) -> list[str]:
+def doubts_md(verdict: Verdict) -> list[str]:
+    """What speaks against it."""
     lines = [f"- {md(i.get('text'))} {md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
     lines += [f"- not {md(i.get('failure'))}: {md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
+    return ["", "## What speaks against it", "", *lines] if lines else []
+
+
+def missing_md(verdict: Verdict) -> list[str]:
+    """What would be needed to know more."""
     missing = [f"- {md(i.get('fact'))}: {md(i.get('how'))}" for i in items(verdict, "missing")]
-    lines = ["", "## What speaks against it", "", *lines] if lines else []
-    return lines + (["", "## What is missing", "", *missing] if missing else [])
+    return ["", "## What is missing", "", *missing] if missing else []
 
 
-def _md_steps(verdict: Verdict) -> list[str]:
+def steps_md(verdict: Verdict) -> list[str]:
+    """What to do, and how to check it."""
     lines: list[str] = []
     for number, step in enumerate(items(verdict, "remediation"), 1):
         lines.append(f"{number}. {md(step.get('do'))} ({md(step.get('risk'))})")

@@ -5,6 +5,7 @@ import math
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -15,7 +16,7 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Deliverer, Sink
 from denpexd.notify.message import Links, summary_text
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Delivery, SinkFilter
+from denpexd.notify.policy import Delivery, SinkFilter, Verdict, revision_of
 from denpexd.notify.post import new_client
 from denpexd.notify.render import report
 from denpexd.notify.rows import Row
@@ -49,13 +50,15 @@ class ConsoleSink:
 
     async def send(self, row: Row) -> None:
         """Print; DeliveryError if the stream is closed."""
+        # A pipe nobody reads from blocks: not in the event loop.
+        await asyncio.to_thread(self._print, self.preview(row) + "\n")
+
+    def preview(self, row: Row) -> str:
+        """What is printed."""
         verdict = row.delivery.verdict
         if row.delivery.event == "closed":
-            text = "✔ " + summary_text(verdict, 500)[0]
-        else:
-            text = report(verdict, color=self._color, width=self._width, whole=self._whole) + "\n"
-        # A pipe nobody reads from blocks: not in the event loop.
-        await asyncio.to_thread(self._print, text + "\n")
+            return "✔ " + summary_text(verdict, 500)[0]
+        return report(verdict, color=self._color, width=self._width, whole=self._whole) + "\n"
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -80,9 +83,7 @@ async def send_test(settings: Settings, only: str | None) -> list[tuple[str, str
             Store(Path(folder) / "test.sqlite", clock) as store,
         ):
             sinks = make_sinks(settings, client, clock, sys.stdout, store, color=False, width=100)
-            chosen = [s for s in sinks if only in (None, s.name)]
-            if not chosen:
-                raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
+            chosen = _chosen(sinks, only)
             store.commit(deliveries=[Delivery(s.name, key, 1, "opened", f"{key}:1", "first", verdict) for s in chosen])
             deliverer = Deliverer(store, chosen, clock, random.Random())  # noqa: S311 - jitter, not a secret
             await deliverer.once(_TEST_SECONDS)
@@ -143,6 +144,49 @@ def make_sinks(
         else:
             sinks.append(ConsoleSink(name, stream, color=color, width=width))
     return sinks
+
+
+async def previews(
+    settings: Settings, verdict: Verdict, event: str, only: str | None, stream: TextIO, width: int
+) -> list[tuple[str, object]]:
+    """(sink, what it would get) of a message about an incident; SettingsError if there is no sink `only`.
+
+    What cannot be told, such as a secret file that is missing, is said in its place.
+    """
+    async with new_client() as client:
+        sinks = make_sinks(settings, client, SystemClock(), stream, _NoReceipts(), color=False, width=width)
+        chosen = _chosen(sinks, only)
+        shown = [(sink.name, _preview(sink, verdict, event)) for sink in chosen]
+    return shown
+
+
+def _preview(sink: Sink, verdict: Verdict, event: str) -> object:
+    key, revision, at = str(verdict["key"]), revision_of(verdict), verdict.get("updated_t")
+    reason = {"opened": "first"}.get(event, event)
+    state = {"state": "closed"} if event == "closed" else {}
+    told = Delivery(sink.name, key, revision, event, f"{key}:{revision}", reason, {**verdict, **state, "event": event})
+    created = float(at) if isinstance(at, int | float) else 0.0
+    try:
+        return sink.preview(Row(1, told, "pending", 0, created, created))
+    except DeliveryError as error:
+        return f"nothing can be sent: {error}"
+
+
+class _NoReceipts:
+    """Of a message that nobody has got yet."""
+
+    def receipt(self, sink: str, key: str) -> str | None:
+        return None
+
+    def keep_receipt(self, sink: str, key: str, value: str) -> None:
+        return None
+
+
+def _chosen(sinks: Sequence[Sink], only: str | None) -> list[Sink]:
+    chosen = [sink for sink in sinks if only in (None, sink.name)]
+    if not chosen:
+        raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
+    return chosen
 
 
 def filters(settings: Settings) -> list[SinkFilter]:

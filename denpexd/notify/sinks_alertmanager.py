@@ -10,18 +10,20 @@ from collections.abc import Sequence
 import httpx
 
 from denpexd.clock import Clock, iso
-from denpexd.notify.message import Links, message, text
+from denpexd.notify.message import TITLE, Links, message, text
 from denpexd.notify.policy import Verdict
 from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.render import who
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_webhook import http_headers, http_url
+from denpexd.notify.template import Template
 from denpexd.notify.text import UNIX_SINCE, cut_chars, one_line, rank_list, ranks, unmentioned
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 
 # An open alert ends by itself if it was not sent again for so many intervals (the daemon is gone).
 EXPIRES_AFTER = 4
 
+BODY = 3500
 _RANKS = 2000
 
 Labels = dict[str, str]
@@ -43,7 +45,7 @@ class AlertmanagerSink:
     ) -> None:
         self.name, self.refresh_every = name, options.interval
         self._options, self._client, self._clock, self._timeout = options, client, clock, timeout
-        self._links = links
+        self._links, self._template = links, Template(options.template)
         self._open: dict[str, tuple[Labels, float]] = {}
 
     async def send(self, row: Row) -> None:
@@ -55,6 +57,10 @@ class AlertmanagerSink:
             self._open.pop(key, None)
         else:
             self._open[key] = labels(verdict), self._start(key, verdict, row.created)
+
+    def preview(self, row: Row) -> object:
+        """The alert."""
+        return self._alerts(row.delivery.key, row.delivery.verdict, row.created, over=row.delivery.event == "closed")
 
     async def refresh(self, verdicts: Sequence[Verdict]) -> None:
         """Push all open incidents again, in one request."""
@@ -84,10 +90,10 @@ class AlertmanagerSink:
 
     def _annotations(self, verdict: Verdict) -> dict[str, str]:
         told = message(verdict, self._links, self._clock.wall())
-        title, body = text(told, 3500)
+        title, body = self._template.render(verdict, told) or text(told, BODY)
         found = {
-            "summary": title,
-            "description": body,
+            "summary": cut_chars(title, TITLE),
+            "description": cut_chars(body, BODY),
             "remediation": "\n".join(f"{n}. {step.do}" for n, step in enumerate(told.steps, 1)),
             "verification": told.verification,
             "initiating_ranks": cut_chars(rank_list(ranks(verdict, "initiating_ranks")), _RANKS) or who(verdict),

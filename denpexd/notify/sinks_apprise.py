@@ -10,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from denpexd.errors import DeliveryError, SettingsError
-from denpexd.notify.message import Links, summary_text
-from denpexd.notify.policy import Verdict
+from denpexd.notify.message import TITLE, Links, message, text
 from denpexd.notify.rows import Row
-from denpexd.notify.text import unmentioned
+from denpexd.notify.template import Template
+from denpexd.notify.text import cut_chars, unmentioned
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
 from denpexd.settings_sources import read_secret
 
@@ -27,31 +27,51 @@ class AppriseSink:
     def __init__(self, name: str, options: AppriseOptions, links: Links | None = None) -> None:
         self.name = name
         self.max_attempts: int | None = options.attempts
-        self._options, self._links = options, links
+        self._options, self._links, self._template = options, links, Template(options.template)
 
     async def send(self, row: Row) -> None:
         """Send; DeliveryError without details, apprise keeps them to itself."""
+        await asyncio.to_thread(self._notify, self._url(row), row)
+
+    def preview(self, row: Row) -> object:
+        """Title and body, as long as the service takes them."""
+        title, body = self._text(row, _service(self._url(row)))
+        return {"title": title, "body": body, "type": _kind(row)}
+
+    def _url(self, row: Row) -> str:
         try:
             url = read_secret(self._options.url, self._options.url_file)
         except SettingsError as error:
             raise DeliveryError(str(error), retryable=True) from error
-        url = url.replace("{key}", quote(row.delivery.key, safe=""))
-        await asyncio.to_thread(_notify, url, row.delivery.verdict, row.delivery.event == "closed", self._links)
+        return url.replace("{key}", quote(row.delivery.key, safe=""))
+
+    def _notify(self, url: str, row: Row) -> None:
+        service = _service(url)
+        title, body = self._text(row, service)
+        import apprise
+
+        sender = apprise.Apprise(asset=service.asset)
+        sender.add(service)
+        if not sender.notify(body=body, title=title, notify_type=_kind(row), body_format=apprise.NotifyFormat.TEXT):
+            what = url.partition("://")[0]
+            raise DeliveryError(f"{what}: apprise reports a failure without a reason", retryable=True)
+
+    def _text(self, row: Row, service: Any) -> tuple[str, str]:
+        limit = min(BODY_LIMIT, int(service.body_maxlen))
+        told = message(row.delivery.verdict, self._links, row.created)
+        own = self._template.render(row.delivery.verdict, told)
+        title = cut_chars(own[0], TITLE) if own else unmentioned(text(told, limit)[0])
+        if service.title_maxlen <= 0:  # the title becomes the first line of the body there
+            limit = max(100, limit - len(title) - 4)
+        return title, cut_chars(own[1], limit) if own else unmentioned(text(told, limit)[1])
 
 
-def _notify(url: str, verdict: Verdict, closed: bool, links: Links | None) -> None:
-    service = _service(url)
-    limit = min(BODY_LIMIT, int(service.body_maxlen))
-    title, body = (unmentioned(text) for text in summary_text(verdict, limit, links))
-    if service.title_maxlen <= 0:  # the title becomes the first line of the body there
-        body = unmentioned(summary_text(verdict, max(100, limit - len(title) - 4), links)[1])
-    kind = "success" if closed else _TYPES.get(str(verdict.get("severity")), "warning")
-    import apprise
-
-    sender = apprise.Apprise(asset=service.asset)
-    sender.add(service)
-    if not sender.notify(body=body, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
-        raise DeliveryError(f"{url.partition('://')[0]}: apprise reports a failure without a reason", retryable=True)
+def _kind(row: Row) -> str:
+    return (
+        "success"
+        if row.delivery.event == "closed"
+        else _TYPES.get(str(row.delivery.verdict.get("severity")), "warning")
+    )
 
 
 def _service(url: str) -> Any:

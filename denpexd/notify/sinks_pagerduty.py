@@ -61,7 +61,7 @@ class PagerDutySink:
         await post_json(
             self._client,
             self._options.events_url,
-            {"routing_key": key, **self._event(row, self._clock.wall())},
+            {"routing_key": key, **self.preview(row)},
             headers={},
             wall=self._clock.wall(),
             timeout=self._timeout,
@@ -69,14 +69,11 @@ class PagerDutySink:
 
     def preview(self, row: Row) -> dict[str, object]:
         """The event without its routing key."""
-        return self._event(row, None)
-
-    def _event(self, row: Row, now: float | None) -> dict[str, object]:
         action = action_of(row)
         found: dict[str, object] = {"event_action": action, "dedup_key": dedup_key(row.delivery.key)}
         if action != "trigger":
             return found
-        return found | event(row.delivery.verdict, message(row.delivery.verdict, self._links, now), row.created)
+        return found | event(row.delivery.verdict, message(row.delivery.verdict, self._links, row.created), row.created)
 
     async def refresh(self, verdicts: Sequence[Verdict]) -> None:
         """Ask which of the open incidents somebody has acknowledged there; nothing without a token."""
@@ -89,7 +86,8 @@ class PagerDutySink:
             "Accept": "application/json",
         }
         for key in sorted(open_now - self._known)[:MOST_READ_BACK]:
-            asked = f"{self._options.rest_url}/incidents?incident_key={quote(dedup_key(key), safe='')}&statuses%5B%5D=acknowledged&limit=5"
+            which = f"incident_key={quote(dedup_key(key), safe='')}&statuses%5B%5D=acknowledged&limit=5"
+            asked = f"{self._options.rest_url}/incidents?{which}"
             by = acknowledged_by(await get_json(self._client, asked, headers=headers, wall=self._clock.wall()))
             if by is not None:
                 self._known.add(key)

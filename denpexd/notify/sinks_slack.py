@@ -16,7 +16,8 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.message import Links, Message, message
 from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.rows import Row
-from denpexd.notify.slack_blocks import blocks, fallback, head, reply
+from denpexd.notify.slack_blocks import SECTION, blocks, custom, fallback, head, mrkdwn, reply
+from denpexd.notify.template import Template
 from denpexd.settings_sinks import SlackSink as SlackOptions
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import check_http_url
@@ -53,36 +54,39 @@ class SlackSink:
     ) -> None:
         self.name = name
         self._options, self._client, self._clock, self._timeout = options, client, clock, timeout
-        self._receipts, self._links = receipts, links
+        self._receipts, self._links, self._template = receipts, links, Template(options.template)
 
     async def send(self, row: Row) -> None:
         """Post or change the message; DeliveryError says whether another try makes sense."""
-        told = message(row.delivery.verdict, self._links, self._clock.wall())
+        told = message(row.delivery.verdict, self._links, row.created)
+        content = self._content(row, told)
         if not self._options.by_bot:
-            await self._post(self._secret("webhook"), self._content(told))
+            await self._post(self._secret("webhook"), content)
             return
         known = await self._known(row.delivery.key)
-        if known is None or not await self._changed(row, told, known):
-            await self._first(row, told)
+        if known is None or not await self._changed(row, told, known, content):
+            await self._first(row, content)
 
     def preview(self, row: Row) -> dict[str, object]:
         """What a first message would hold."""
         where = {"channel": self._options.channel} if self._options.by_bot else {}
-        return {**where, **self._content(message(row.delivery.verdict, self._links))}
+        return {**where, **self._content(row, message(row.delivery.verdict, self._links, row.created))}
 
-    def _content(self, told: Message) -> dict[str, object]:
-        return {"text": fallback(told), "blocks": blocks(told), "unfurl_links": False, "unfurl_media": False}
+    def _content(self, row: Row, told: Message) -> dict[str, object]:
+        own = self._template.render(row.delivery.verdict, told, lambda text: mrkdwn(text, SECTION))
+        shown = blocks(told) if own is None else custom(told, *own)
+        return {"text": fallback(told), "blocks": shown, "unfurl_links": False, "unfurl_media": False}
 
-    async def _first(self, row: Row, told: Message) -> None:
-        answer = await self._call("chat.postMessage", {"channel": self._options.channel, **self._content(told)})
+    async def _first(self, row: Row, content: Mapping[str, object]) -> None:
+        answer = await self._call("chat.postMessage", {"channel": self._options.channel, **content})
         await self._keep(row, str(answer.get("channel") or self._options.channel), str(answer.get("ts") or ""))
 
-    async def _changed(self, row: Row, told: Message, known: Mapping[str, Any]) -> bool:
+    async def _changed(self, row: Row, told: Message, known: Mapping[str, Any], content: Mapping[str, object]) -> bool:
         """Whether the message could be changed; the thread then tells what is new."""
         channel, ts = str(known["channel"]), str(known["ts"])
         now, reason = head(row.delivery.verdict), row.delivery.reason
         try:
-            await self._call("chat.update", {"channel": channel, "ts": ts, **self._content(told)})
+            await self._call("chat.update", {"channel": channel, "ts": ts, **content})
             if known.get("revision") != row.delivery.revision:
                 text = reply(known.get("head") or {}, told, now, reason)
                 aloud = {"reply_broadcast": True} if reason not in ("updated", "closed") else {}

@@ -5,6 +5,7 @@ Slack's limits hold by construction: 150 characters a header, 3,000 a section, 2
 """
 
 from collections.abc import Mapping, Sequence
+from html import unescape
 
 from denpexd.notify.message import Message, Quote, Step
 from denpexd.notify.text import cut_chars, one_line, rank_words, ranks, unmentioned
@@ -12,6 +13,7 @@ from denpexd.notify.text import cut_chars, one_line, rank_words, ranks, unmentio
 HEADER, SECTION, FIELD, FIELDS, FALLBACK = 150, 3000, 2000, 10, 1000
 # Of all blocks together Slack takes about 13,000 characters; this is what the parts may have of it.
 _ANSWER, _CAUSE, _STEPS, _CHECK, _EVIDENCE, _DOUBTS, _VALUE, _LINKS = 1500, 900, 2400, 1200, 2000, 900, 240, 1500
+_SECTIONS = 3  # of a text of one's own
 _MARKS = {"critical": "🔴", "high": "🟠", "medium": "🟡", "low": "🔵"}
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
@@ -33,9 +35,15 @@ def blocks(told: Message) -> list[Block]:
 
 
 def custom(told: Message, title: str, body: str) -> list[Block]:
-    """The same of a text of one's own, which is mrkdwn already; long bodies become several sections."""
-    parts = [body[begin : begin + SECTION] for begin in range(0, min(len(body), 3 * SECTION), SECTION)]
-    return [_header(told, title), *(_section(part) for part in parts if part.strip()), _foot(told)]
+    """The same of a text of one's own, which is mrkdwn already; long bodies become several sections, three at most."""
+    found = [_header(told, unescape(title))]
+    while body and len(found) <= _SECTIONS:
+        part = body if len(body) <= SECTION else body[:SECTION]
+        if len(part) < len(body):  # at the end of a line or a word: never inside of an escape
+            part = next((part.rpartition(end)[0] for end in "\n " if part.rpartition(end)[0]), part)
+        found.append(_section(part))
+        body = body[len(part) :].lstrip()
+    return [*found, _foot(told)]
 
 
 def fallback(told: Message) -> str:
