@@ -75,7 +75,7 @@ def choose(state_dir: Path, key: str | None) -> Known:
     return chosen[0]
 
 
-def verdicts(what: str | None, state_dir: Path) -> list[tuple[Verdict, Known | None]]:
+def verdicts(what: str | None, settings: Settings) -> list[tuple[Verdict, Known | None]]:
     """The incidents of a case folder or a bundle, or the one of this key (None: the newest) that a daemon has kept.
 
     Of a bundle the verdict that was told then, of a case what a replay gives now; redacted. CaseError, StateError.
@@ -84,9 +84,9 @@ def verdicts(what: str | None, state_dir: Path) -> list[tuple[Verdict, Known | N
     if path is not None and path.is_file():
         return [(_told_then(path), None)]
     if path is not None and path.is_dir():
-        replayer = Replayer(load_packs([]).catalog, choose_engine())
+        replayer = Replayer(load_packs(settings.rules).catalog, choose_engine())
         return [(redact_verdict(found)[0], None) for found in replayer.run(read_case(path, set())).verdicts]
-    known = choose(state_dir, what)
+    known = choose(settings.state_dir, what)
     if known.verdict is None and known.archive is None:
         raise StateError(f"nothing is known of {known.key} any more")
     return [(known.verdict or _told_then(cast(Path, known.archive)), known)]
@@ -108,7 +108,7 @@ def _told_then(archive: Path) -> Verdict:
         raise CaseError(f"{archive}: no bundle of an incident: verdict.json is missing or damaged") from error
     if not isinstance(found, dict) or "key" not in found:
         raise CaseError(f"{archive}: verdict.json holds no verdict")
-    return found
+    return redact_verdict(found)[0]
 
 
 def made(known: Known, settings: Settings, form: str) -> bytes:

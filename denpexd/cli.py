@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from denpexd import __version__
+from denpexd.cli_alerts import render, report
 from denpexd.cli_daemon import status, top
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
@@ -184,6 +185,8 @@ def replay(cases: tuple[Path, ...], form: str, without: str | None, packs: tuple
 
 
 main.add_command(bundle)
+main.add_command(render)
+main.add_command(report)
 main.add_command(explain)
 main.add_command(search)
 main.add_command(rules)

@@ -22,6 +22,7 @@ from denpexd.notify.text import (
     ranks,
     short,
     string,
+    unmentioned,
 )
 
 TITLE = 250
@@ -29,6 +30,7 @@ SENTENCES = 2
 QUOTES, QUOTED = 3, 300
 STEPS, STEP, COMMAND = 8, 400, 1000
 RANKS, NODES = 120, 4
+URL = 2000  # characters; longer ones no receiver follows
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9`\"'(])")
 # The job may well go on training with these.
 _GOES_ON = frozenset({"performance", "numerics", "serving"})
@@ -55,7 +57,7 @@ class Links:
             for place, value in names.items():
                 url = url.replace(f"{{{place}}}", quote(one_line(value), safe=""))
             found.append((name, url))
-        return found
+        return [(name, url) for name, url in found if len(url) <= URL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +135,16 @@ def message(verdict: Verdict, links: Links | None = None, now: float | None = No
 
 def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
     """Job, ranks with their nodes, step, since when, GPU-hours, certainty, whose it is: what is known of these."""
-    attempt, step = verdict.get("attempt"), verdict.get("step")
+    attempt, step = (one_line(verdict.get(name)) for name in ("attempt", "step"))
     initiating, collateral = ranks(verdict, "initiating_ranks"), ranks(verdict, "collateral_ranks")
     unheard = ranks(verdict, "unheard_ranks")
     domain, certainty = one_line(verdict.get("domain")), one_line(verdict.get("certainty"))
     rows = (
-        ("job", one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in (None, 0) else "")),
+        ("job", one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in ("", "0") else "")),
         ("started by", (few(initiating) if initiating else "no rank can be named") + where(verdict)),
         ("victims", few(collateral) if collateral else ""),
         ("not heard", few(unheard) if unheard else ""),
-        ("since", moment(verdict.get("opened_t")) + (f", step {step}" if step is not None else "")),
+        ("since", moment(verdict.get("opened_t")) + (f", step {step}" if step else "")),
         ("idle so far", idle(verdict, now)),
         ("severity", one_line(verdict.get("severity"))),
         ("certainty", certainty),
@@ -171,15 +173,15 @@ def few(found: Sequence[int]) -> str:
 def idle(verdict: Verdict, now: float | None = None) -> str:
     """GPU-hours that the job has stood still, and what that assumes; empty where it may well have gone on."""
     opened, updated = verdict.get("opened_t"), verdict.get("updated_t")
-    if verdict.get("category") in _GOES_ON or not isinstance(opened, int | float):
+    if one_line(verdict.get("category")) in _GOES_ON or not isinstance(opened, int | float):
         return ""
     until = now if now is not None and verdict.get("state") != "closed" and opened >= UNIX_SINCE else updated
     since = verdict.get("stopped_t")
     begin = float(since) if isinstance(since, int | float) else float(opened)
     world, hours = known_ranks(verdict), (until - begin) / 3600 if isinstance(until, int | float) else 0.0
-    if hours <= 0 or not world:
-        return ""
     total = world * hours
+    if total < 0.05:
+        return ""
     amount = f"{total:,.0f}" if total >= 10 else f"{total:.2g}"
     standing = isinstance(since, int | float) or verdict.get("hang")
     if_so = "no rank has worked since" if standing else "at most, if no rank has worked since"
@@ -189,7 +191,7 @@ def idle(verdict: Verdict, now: float | None = None) -> str:
 def known_ranks(verdict: Verdict) -> int:
     """How many ranks the verdict knows of, at most the world size."""
     nodes = verdict.get("nodes")
-    known = {int(rank) for rank in nodes if str(rank).isdigit()} if isinstance(nodes, Mapping) else set[int]()
+    known = {int(rank) for rank in nodes if str(rank).isdecimal()} if isinstance(nodes, Mapping) else set[int]()
     for name in ("initiating_ranks", "collateral_ranks", "unheard_ranks"):
         known |= {rank for rank in ranks(verdict, name) if rank >= 0}
     return len(known)
@@ -211,7 +213,7 @@ def summary_text(verdict: Verdict, limit: int, links: Links | None = None, now: 
 
 
 def text(told: Message, limit: int) -> tuple[str, str]:
-    """Title (at most 250 characters) and plain body (at most `limit`), the important first."""
+    """Title (at most 250 characters) and plain body (at most `limit`), the important first; nothing calls anybody."""
     title = cut_chars(f"[{told.severity}] {told.title}" if told.severity else told.title, TITLE)
     parts = [told.answer]
     if not told.closed:
@@ -227,7 +229,8 @@ def text(told: Message, limit: int) -> tuple[str, str]:
         parts.append("\n".join(f"{name}: {value}" for name, value in told.facts if name in ("idle so far",)))
     links = [f"{name}: {url}" for name, url in told.links]
     tail = f"denpexd explain {told.failure}  |  incident {told.key}"
-    return title, _fit([part for part in parts if part], "\n".join([*links, tail]), limit)
+    body = [unmentioned(part) for part in parts if part]
+    return cut_chars(unmentioned(title), TITLE), _fit(body, unmentioned("\n".join([*links, tail])), limit)
 
 
 def _numbered(steps: Sequence[Step]) -> str:

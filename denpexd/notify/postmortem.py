@@ -1,4 +1,4 @@
-"""An incident as a Markdown page for the review after it: impact, timeline, cause, fix, and what was not known. Pure."""
+"""An incident as a Markdown page for the review after it: impact, timeline, cause, fix, what was not known. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,8 +93,8 @@ def _timeline(verdict: Verdict, told: Sequence[Told], closed: bool) -> list[tupl
         if isinstance(at, int | float):
             found.append((float(at), order, whom, what))
 
-    step = verdict.get("step")
-    add(verdict.get("stopped_t"), 0, "job", "last progress" + (f", step {step}" if step is not None else ""))
+    step = one_line(verdict.get("step"))
+    add(verdict.get("stopped_t"), 0, "job", "last progress" + (f", step {step}" if step else ""))
     for item in items(verdict, "evidence"):
         add(item.get("t"), 1, _witness(item), _said(item))
     certainty = one_line(verdict.get("certainty"))

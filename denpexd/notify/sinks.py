@@ -146,18 +146,18 @@ def make_sinks(
     return sinks
 
 
-async def previews(
-    settings: Settings, verdict: Verdict, event: str, only: str | None, stream: TextIO, width: int
-) -> list[tuple[str, object]]:
-    """(sink, what it would get) of a message about an incident; SettingsError if there is no sink `only`.
+def sinks_to_look_at(settings: Settings, only: str | None, stream: TextIO, width: int) -> list[Sink]:
+    """The configured sinks, or the one named `only`, for previews: nothing is opened and nothing can be sent."""
+    made = make_sinks(settings, new_client(), SystemClock(), stream, _NoReceipts(), color=False, width=width)
+    return _chosen(made, only)
+
+
+def previews(sinks: Sequence[Sink], verdict: Verdict, event: str) -> list[tuple[str, object]]:
+    """(sink, what it would get) of a message about an incident; an opening, a change, or an end.
 
     What cannot be told, such as a secret file that is missing, is said in its place.
     """
-    async with new_client() as client:
-        sinks = make_sinks(settings, client, SystemClock(), stream, _NoReceipts(), color=False, width=width)
-        chosen = _chosen(sinks, only)
-        shown = [(sink.name, _preview(sink, verdict, event)) for sink in chosen]
-    return shown
+    return [(sink.name, _preview(sink, verdict, event)) for sink in sinks]
 
 
 def _preview(sink: Sink, verdict: Verdict, event: str) -> object:

@@ -79,7 +79,7 @@ class AlertmanagerSink:
         now_labels, end = labels(verdict), now if over else now + EXPIRES_AFTER * self.refresh_every
         alert: dict[str, object] = {
             "labels": now_labels,
-            "annotations": self._annotations(verdict),
+            "annotations": self._annotations(verdict, created),
             "startsAt": iso(min(start, now)),
             "endsAt": iso(end),
         }
@@ -88,8 +88,8 @@ class AlertmanagerSink:
             return [alert]
         return [{**alert, "labels": former, "endsAt": iso(now)}, alert]
 
-    def _annotations(self, verdict: Verdict) -> dict[str, str]:
-        told = message(verdict, self._links, self._clock.wall())
+    def _annotations(self, verdict: Verdict, at: float) -> dict[str, str]:
+        told = message(verdict, self._links, at)
         title, body = self._template.render(verdict, told) or text(told, BODY)
         found = {
             "summary": cut_chars(title, TITLE),

@@ -13,7 +13,7 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.message import TITLE, Links, message, text
 from denpexd.notify.rows import Row
 from denpexd.notify.template import Template
-from denpexd.notify.text import cut_chars, unmentioned
+from denpexd.notify.text import cut_chars
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
 from denpexd.settings_sources import read_secret
 
@@ -60,10 +60,10 @@ class AppriseSink:
         limit = min(BODY_LIMIT, int(service.body_maxlen))
         told = message(row.delivery.verdict, self._links, row.created)
         own = self._template.render(row.delivery.verdict, told)
-        title = cut_chars(own[0], TITLE) if own else unmentioned(text(told, limit)[0])
+        title = cut_chars(own[0], TITLE) if own else text(told, limit)[0]
         if service.title_maxlen <= 0:  # the title becomes the first line of the body there
             limit = max(100, limit - len(title) - 4)
-        return title, cut_chars(own[1], limit) if own else unmentioned(text(told, limit)[1])
+        return title, cut_chars(own[1], limit) if own else text(told, limit)[1]
 
 
 def _kind(row: Row) -> str:

@@ -53,7 +53,7 @@ def fallback(told: Message) -> str:
 
 def mrkdwn(text: str, limit: int) -> str:
     """A text that is shown as it is, escaped, at most `limit` characters."""
-    return escaped(unmentioned(text), limit)
+    return escaped(unmentioned(text).replace("```", "'''"), limit)
 
 
 def escaped(text: str, limit: int) -> str:

@@ -18,7 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import denpexd.web.page
 from denpexd.notify.markdown import markdown
-from denpexd.notify.render import report, summary_text
+from denpexd.notify.message import Links, message, summary_text
+from denpexd.notify.postmortem import postmortem
+from denpexd.notify.render import report
+from denpexd.notify.slack_blocks import blocks
 from denpexd.notify.text import json_text, printable, unmentioned
 from denpexd.watch import SafeFormatter
 from denpexd.web.metrics import DaemonCollector, Snapshot
@@ -165,6 +168,29 @@ def test_nothing_in_a_chat_calls_anybody_or_hides_an_address(text: str) -> None:
     for said in (unmentioned(title), unmentioned(body)):
         assert not re.search(r"<(?:[@#!]|users/|https?:)|(?<![\w@])@\w|@(?:everyone|here|channel)|\]\(", said)
         assert not acts_on_a_terminal(said)
+
+
+@given(hostile)
+def test_slack_shows_the_text_and_nothing_else(text: str) -> None:
+    told = message(
+        verdict_of(text), Links("https://d.example", "https://r.example/{failure}", {"x": "https://g/{job}"})
+    )
+    shown = blocks(told)
+    for part in (each for block in shown for each in (block, *_parts(block)) if each.get("type") == "mrkdwn"):
+        assert not re.search(r"<(?!https://[^<>|]+\|[^<>|]*>)|@(?:everyone|here|channel)", part["text"])
+        assert part["text"].count("```") % 2 == 0
+        assert part["verbatim"] is True
+    assert not acts_on_a_terminal(json.dumps(shown, ensure_ascii=False).replace("\\n", ""))
+
+
+def _parts(block: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*([block["text"]] if "text" in block else []), *block.get("fields", []), *block.get("elements", [])]
+
+
+@given(hostile)
+def test_a_post_mortem_shows_the_text_and_nothing_else(text: str) -> None:
+    page = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(postmortem(verdict_of(text)))
+    assert not {tag for tag, _ in Page(page).tags} & {"img", "script", "svg", "a", "iframe"}
 
 
 @given(hostile)
