@@ -171,8 +171,9 @@ def _foot(told: Message) -> Block:
         if len(link) <= room:
             shown.append(link)
             room -= len(link)
-    shown += [f"`denpexd explain {mrkdwn(told.failure, 200)}`", f"incident {mrkdwn(told.key, 300)}"]
-    return {"type": "context", "elements": [_text("  ·  ".join(shown))]}
+    tail = f"`denpexd explain {mrkdwn(told.failure, 200)}`  ·  incident {mrkdwn(told.key, 300)}"
+    lines = ["  ·  ".join(shown), tail] if shown else [tail]
+    return {"type": "context", "elements": [_text("\n".join(lines))]}
 
 
 def _address(url: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -14,6 +15,7 @@ import pytest
 
 DENPEXD = str(Path(sys.executable).parent / "denpexd")
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+AMTOOL = shutil.which("amtool")
 
 pytestmark = [
     pytest.mark.e2e,
@@ -68,6 +70,12 @@ def test_an_incident_is_an_alert_until_training_goes_on(place: Any, alertmanager
     assert {**alert["labels"], **labels} == alert["labels"]
     assert alert["annotations"]["initiating_ranks"] == "1"
     assert alert["annotations"]["remediation"].startswith("1. ")
+
+    if AMTOOL is not None:  # as somebody on call looks at it, in a terminal
+        asked = [AMTOOL, "--alertmanager.url", alertmanager, "alert", "query", "training_job=e2e", "-o", "extended"]
+        shown = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
+        assert "MEMORY e2e rank 1" in shown
+        assert "docs/encyclopedia/cuda-out-of-memory.md" in shown
 
     for step in range(60):
         train(second, step)
