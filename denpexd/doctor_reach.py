@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import os
 import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -11,7 +13,7 @@ from denpexd.errors import DenpexdError, SettingsError
 from denpexd.findings import Finding, bad, ok, warn
 from denpexd.notify.sinks import send_test
 from denpexd.settings import Settings, Web
-from denpexd.settings_sinks import Sink
+from denpexd.settings_sinks import FileSink, Sink
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import masked_url
 from denpexd.web.gate import is_loopback
@@ -72,9 +74,12 @@ async def sent_checks(settings: Settings) -> list[Finding]:
 async def _sink(name: str, sink: Sink) -> Finding:
     what = f"sink {name}"
     try:
+        _read_secrets(sink)
         url = _url(sink)
     except SettingsError as error:
         return bad(what, str(error))
+    if isinstance(sink, FileSink):
+        return _file(what, sink.path)
     if url is None:
         return ok(what, "this terminal" if sink.type == "console" else sink.type)
     parts = urlsplit(url)
@@ -91,6 +96,21 @@ async def _sink(name: str, sink: Sink) -> Finding:
         return bad(what, f"{masked_url(url)}: {wrong}", mend)
     there = "is behind a proxy that answers" if proxy.hostname else "answers"
     return ok(what, f"{masked_url(url)} {there}; whether it takes messages: denpexd notify test {name}")
+
+
+def _file(what: str, path: Path) -> Finding:
+    there = path if path.exists() else path.parent
+    if there.exists() and os.access(there, os.W_OK) and not path.is_symlink() and not path.is_dir():
+        return ok(what, f"{path} can be written")
+    mend = f"make the folder {path.parent} and let the user of denpexd write into it; no link may stand at {path}"
+    return bad(what, f"{path} cannot be written", mend)
+
+
+def _read_secrets(sink: Sink) -> None:
+    """SettingsError if one of the files that hold its secrets cannot be used."""
+    for field in ("bot_token_file", "routing_key_file", "api_token_file", "secret_file"):
+        if (file := getattr(sink, field, None)) is not None:
+            read_secret(None, file)
 
 
 def _url(sink: Sink) -> str | None:

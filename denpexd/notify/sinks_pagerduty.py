@@ -118,12 +118,10 @@ def event(verdict: Verdict, told: Message, created: float) -> dict[str, object]:
     """Payload, links and client of a trigger."""
     opened = verdict.get("opened_t")
     began = float(opened) if isinstance(opened, int | float) and opened >= UNIX_SINCE else created
-    nodes = verdict.get("nodes")
-    first = next(iter(nodes.values()), "") if isinstance(nodes, Mapping) else ""
-    source = dict(told.facts).get("started by", "")
+    source = dict(told.facts).get("started by", "") if verdict.get("initiating_ranks") else ""
     payload = {
         "summary": cut_chars(unmentioned(told.title), SUMMARY),
-        "source": cut_chars(one_line(source or first or told.job or "denpexd"), SHORT),
+        "source": cut_chars(one_line(source or told.job or "denpexd"), SHORT),
         "severity": _SEVERITIES.get(told.severity, "error"),
         "timestamp": iso(began),
         "component": cut_chars(who(verdict), SHORT),

@@ -216,6 +216,10 @@ class TestReach:
                 {"type": "webhook", "name": "file", "url_file": str(tmp_path / "none")},
                 {"type": "apprise", "name": "good", "url": "json://127.0.0.1/x"},
                 {"type": "apprise", "name": "wrong", "url": "nonsense://x"},
+                {"type": "slack", "name": "bot", "bot_token_file": str(tmp_path / "none"), "channel": "C1"},
+                {"type": "pagerduty", "name": "pager", "routing_key": "x", "url": f"http://127.0.0.1:{port}/v2"},
+                {"type": "file", "name": "lines", "path": str(tmp_path / "alerts.jsonl")},
+                {"type": "file", "name": "nowhere", "path": str(tmp_path / "absent" / "alerts.jsonl")},
                 {"type": "console"},
             ]
             found = await sink_checks(Settings(sinks=sinks))
@@ -224,6 +228,10 @@ class TestReach:
             "good": "ok",
             "wrong": "bad",
             "console": "ok",
+            "bot": "bad",
+            "pager": "ok",
+            "lines": "ok",
+            "nowhere": "bad",
         }
         assert b"" in heard
         assert not any(b"POST" in each for each in heard)
