@@ -215,7 +215,10 @@ def _chosen(evidence: Sequence[Evidence]) -> list[Evidence]:
         ):
             continue
         per_meaning[e.means] = per_meaning.get(e.means, 0) + 1
-        chosen[place] = e if same is None else same.saying(f"{same.means}; {e.means}")
+        if same is None or e.means.startswith(same.means):  # it says the same and more
+            chosen[place] = e
+        else:
+            chosen[place] = same.saying(f"{same.means}; {e.means}")
     return list(chosen.values())[:MAX_EVIDENCE]
 
 

@@ -11,7 +11,7 @@ from denpexd.notify.text import HEAD, UNEQUAL, changes, excerpt, items, moment, 
 def markdown(verdict: Verdict) -> str:
     """The report as GitHub-flavoured Markdown; quotations in code fences that they cannot close."""
     lines = [f"# {kind_word(verdict)}: {md(verdict.get('title'))} ({md(verdict.get('certainty'))})", ""]
-    lines += [md(verdict.get("quick_answer")), ""]
+    lines += [prose(verdict.get("quick_answer")), ""]
     lines += [f"| | |\n|---|---|\n| Started by | {md(who(verdict))} |"]
     for label, name in (("Victims", "collateral_ranks"), ("Not heard", "unheard_ranks")):
         if found := ranks(verdict, name):
@@ -39,8 +39,18 @@ def markdown(verdict: Verdict) -> str:
 
 def md(value: object) -> str:
     """A text as Markdown that shows it as it is, on one line; a comment after @ keeps it from calling somebody."""
-    text = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", one_line(value))
+    return _shown(one_line(value))
+
+
+def _shown(text: str) -> str:
+    text = re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", text)
     return re.sub(r"(?<!\w)@(?=\w)", "@<!-- -->", text)
+
+
+def prose(value: object) -> str:
+    """A text of a rule as Markdown: what stands between backticks is code, the rest shows as it is."""
+    parts = re.split(r"(`[^`|@]*[^`|@\s][^`|@]*`)", one_line(value))
+    return "".join(part if number % 2 else _shown(part) for number, part in enumerate(parts))
 
 
 def _url(value: object) -> str:
@@ -48,7 +58,7 @@ def _url(value: object) -> str:
 
 
 def _md_text(head: str, text: object) -> list[str]:
-    return ["", f"## {head}", "", md(text)] if text else []
+    return ["", f"## {head}", "", prose(text)] if text else []
 
 
 def fence(text: str, language: str = "text", indent: str = "") -> list[str]:
@@ -97,14 +107,14 @@ def steps_md(verdict: Verdict) -> list[str]:
     """What to do, and how to check it."""
     lines: list[str] = []
     for number, step in enumerate(items(verdict, "remediation"), 1):
-        lines.append(f"{number}. {md(step.get('do'))} ({md(step.get('risk'))})")
+        lines.append(f"{number}. {prose(step.get('do'))} ({md(step.get('risk'))})")
         if command := string(step, "command"):
             lines += ["", *fence(command, indent="   "), ""]
     lines = ["", "## What to do", "", *lines] if lines else []
     for label, name in (("To save this run", "mitigation"), ("If that does not help", "fallback")):
-        lines += ["", f"{label}: {md(verdict[name])}"] if verdict.get(name) else []
+        lines += ["", f"{label}: {prose(verdict[name])}"] if verdict.get(name) else []
     if safe := verdict.get("resume_safe"):
-        lines += ["", f"Resume from the last checkpoint: {md(safe)}"]
+        lines += ["", f"Resume from the last checkpoint: {prose(safe)}"]
     if command := string(verdict, "verification"):
         lines += ["", "## How to check that it worked", "", *fence(command)]
     return lines

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from denpexd.notify.markdown import changes_md, doubts_md, md, quotes_md, stacks_md, steps_md
+from denpexd.notify.markdown import changes_md, doubts_md, md, prose, quotes_md, stacks_md, steps_md
 from denpexd.notify.message import few, idle, where
 from denpexd.notify.policy import Verdict
 from denpexd.notify.render import who
@@ -29,7 +29,7 @@ def postmortem(verdict: Verdict, told: Sequence[Told] = ()) -> str:
     closed = verdict.get("state") == "closed"
     title = md(verdict.get("title") or verdict.get("failure"))
     lines = [f"# Post-mortem: {title} in {md(verdict.get('job'))}", ""]
-    lines += [f"{md(verdict.get('summary') or verdict.get('quick_answer'))}", ""]
+    lines += [prose(verdict.get("summary") or verdict.get("quick_answer")), ""]
     state = "closed" if closed else "**still open**: this page is not final"
     lines += [f"Incident `{_code(verdict.get('key'))}`, {state}. Written by denpexd from what it had kept; texts in "
               "brackets are for you to fill in.", ""]  # fmt: skip
@@ -37,7 +37,7 @@ def postmortem(verdict: Verdict, told: Sequence[Told] = ()) -> str:
     lines += [f"| {name} | {md(value)} |" for name, value in _impact(verdict, closed) if value]
     lines += ["", "## Timeline", "", "| when | who | what |", "|---|---|---|"]
     lines += [f"| {md(at)} | {md(whom)} | {md(what)} |" for at, whom, what in _timeline(verdict, told, closed)]
-    cause = md(verdict.get("root_cause")) or "It is not known."
+    cause = prose(verdict.get("root_cause")) or "It is not known."
     lines += ["", "## Cause", "", f"{cause}", "", f"Certainty: {md(verdict.get('certainty'))}."]
     lines += quotes_md(verdict) + stacks_md(verdict) + changes_md(verdict) + steps_md(verdict)
     lines += ["", "## Action items", "", *_actions(verdict)]
@@ -121,7 +121,7 @@ def _said(item: Mapping[str, object]) -> str:
 def _actions(verdict: Verdict) -> list[str]:
     failure = one_line(verdict.get("failure"))
     wanted = [("Prevent it", verdict.get("prevention")), ("If the fix does not hold", verdict.get("fallback"))]
-    lines = [f"- [ ] {name}: {md(text)} (owner: [ ])" for name, text in wanted if text]
+    lines = [f"- [ ] {name}: {prose(text)} (owner: [ ])" for name, text in wanted if text]
     lines += [f"- [ ] Know it next time: {md(i.get('fact'))}. {md(i.get('how'))}" for i in items(verdict, "missing")]
     return [*lines, f"- [ ] Watch whether `{failure}` comes back after the fix (owner: [ ], until: [ ])"]
 

@@ -84,9 +84,11 @@ def byte_size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def number(value: float | None) -> str:
-    """A number with commas; "?" when unknown."""
-    return "?" if value is None else f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.2g}"
+def number(value: object) -> str:
+    """A number with thousands apart; "?" when unknown, anything else as it is."""
+    if value is None or not isinstance(value, int | float):
+        return "?" if value is None else str(value)
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.2g}"
 
 
 def plural(count: int, word: str) -> str:
