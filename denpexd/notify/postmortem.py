@@ -101,7 +101,8 @@ def _timeline(verdict: Verdict, told: Sequence[Told], closed: bool) -> list[tupl
     add(verdict.get("opened_t"), 2, "denpexd", f"opens the incident; as known at the end: {certainty}")
     for one in told:
         fate = {"sent": "", "pending": " (not sent yet)"}.get(one.state, f" (given up: {one_line(one.error)})")
-        add(one.at, 3, one.sink, f"is told: {one.event}, {one.reason}{fate}")
+        why = "" if one.reason in ("first", one.event) else f", {one.reason}"
+        add(one.at, 3, one.sink, f"is told: {one.event}{why}{fate}")
     if closed:
         add(verdict.get("updated_t"), 4, "denpexd", "closes the incident")
     return [(moment(at), whom, what) for at, _, whom, what in sorted(found, key=lambda one: one[:2])]
