@@ -107,6 +107,11 @@ class ManualClock:
             await asyncio.sleep(0)
 
 
+def breathe() -> None:
+    """From a thread with much to compute: let the event loop have the interpreter, if it wants it."""
+    time.sleep(0)
+
+
 def iso(wall: float) -> str:
     """Unix seconds as an ISO 8601 time in UTC, for messages and rows."""
     return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

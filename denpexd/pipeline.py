@@ -34,6 +34,7 @@ from denpexd.journal import decode, encode
 from denpexd.scan.scanner import Scanner
 from denpexd.scan.stream import Stream
 from denpexd.tape import Tape, depth_of
+from denpexd.toll import Toll
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +112,7 @@ class Pipeline:
         self.forgotten: Counter[str] = Counter()  # jobs, labels
         self._past: Counter[str] = Counter()  # what forgotten jobs and files had counted
         self.settled: Counter[tuple[str, str, str, str]] = Counter()
+        self.toll = Toll(start_t)
         self._named: set[str] = set()  # jobs that files are there of
         self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
         self._now = start_t
@@ -157,6 +159,8 @@ class Pipeline:
             if tape is not None:
                 tape.known([*known, Blind(now, now)])
             core.restore(known, [v for v in open_verdicts if v["job"] == job], now)
+        for verdict in open_verdicts:
+            self.toll.resume(verdict, now)
 
     def settle(self, found: Iterable[Found]) -> None:
         """What files there are now. A later look may know their jobs better: what has begun in them moves along."""
@@ -202,6 +206,7 @@ class Pipeline:
 
     def _forget(self, name: str) -> None:
         job = self.jobs.pop(name)
+        self.toll.forget(name)
         self._past["suspected"] += job.core.suspected
         for stream in job.streams.values():
             self._drop(stream)
@@ -334,6 +339,7 @@ class Pipeline:
         for job in filter(self._is_judged, self.jobs.values()):
             idle = [event for stream in job.streams.values() for event in stream.idle(t)]
             outcome.merge(self.take(job, [*idle, Tick(t)]))
+            self.toll.tick(job.core.job, t)
         return outcome
 
     def flush(self, t: float) -> Outcome:
@@ -349,8 +355,9 @@ class Pipeline:
             self._count(outputs)
         return outcome
 
-    def _count(self, outputs: Iterable[Output]) -> None:
+    def _count(self, outputs: Sequence[Output]) -> None:
         """An incident counts once, for the failure it settled on: at its end, or while it is open as it stands."""
+        self.toll.note(outputs)
         for output in outputs:
             if isinstance(output, Closed):
                 self.settled[labels(output.verdict)] += 1

@@ -96,6 +96,8 @@ class DaemonView:
             evidence_pause_seconds=daemon.collector.pause,
             evidence_outcomes=dict(daemon.collector.counts),
             suspected_hangs=daemon.pipeline.suspected,
+            detect_seconds=daemon.pipeline.toll.detected,
+            idle_gpu_seconds=dict(daemon.pipeline.toll.idle),
             incidents=dict(daemon.pipeline.settled + open_now),
             incidents_open=dict(open_now),
             fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},

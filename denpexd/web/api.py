@@ -17,9 +17,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from denpexd.clock import Clock, SystemClock
+from denpexd.web.exposition import Exposition
 from denpexd.web.gate import Gate, answer_error, is_loopback
 from denpexd.web.live import Live
-from denpexd.web.metrics import Exposition
 from denpexd.web.page import Console
 from denpexd.web.pages import Pages
 from denpexd.web.rest import Rest

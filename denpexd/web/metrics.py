@@ -1,30 +1,15 @@
-"""The page that Prometheus reads: plain integers of the daemon as metric families.
+"""The metrics that the daemon promises, and where in a snapshot each comes from. Names and labels: docs/metrics.md."""
 
-The hot path only adds to integers; names, labels and text are made here, in a thread, once for all scrapes that ask
-at the same time. Names and labels are a promise: docs/metrics.md.
-"""
-
-import asyncio
-import gzip
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
-
 import denpexd
-from denpexd.web.view import RANK_STATES, JobView, Stats, View
-
-MAX_JOBS = 500
-OTHER_JOBS = "_other"
-MAX_LABEL = 200
+from denpexd.web.view import DETECT_BOUNDS, RANK_STATES, JobView, Stats
 
 Labels = tuple[str, ...]
-Rows = Iterable[tuple[Labels, float]]
+Value = float | tuple[Sequence[int], float]
+Rows = Iterable[tuple[Labels, Value]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +22,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One promised metric: `name` as it appears on the page, `kind` as Prometheus names it."""
+    """One promised metric: `name` as it appears on the page, `kind` as Prometheus names it.
+
+    `rows` gives a number for each set of labels; of a summary ((count,), sum), of a histogram (how many in each bucket
+    of `bounds` and above them, sum).
+    """
 
     name: str
     kind: str
     help: str
     labels: Labels
     rows: Callable[[Snapshot], Rows]
+    bounds: Sequence[float] = ()
 
 
 def _one(pick: Callable[[Stats], float]) -> Callable[[Snapshot], Rows]:
@@ -77,6 +67,13 @@ def _job_gauge(pick: Callable[[JobView], float | None]) -> Callable[[Snapshot], 
     return lambda snapshot: [((job.job,), value) for job in snapshot.jobs if (value := pick(job)) is not None]
 
 
+def _looks(snapshot: Snapshot) -> Iterable[tuple[Labels, tuple[Sequence[int], float]]]:
+    stats = snapshot.stats
+    for kind, seconds in stats.evidence_seconds.items():
+        looks = sum(number for (of, _), number in stats.evidence_outcomes.items() if of == kind)
+        yield (kind,), ((looks,), seconds)
+
+
 _JOB = ("training_job",)
 _JOB_FAILURE = ("training_job", "failure")
 
@@ -96,6 +93,10 @@ FAMILIES: tuple[Family, ...] = (
            _job_gauge(lambda j: j.step_seconds)),
     Family("denpexd_stall_seconds", "gauge", "Time since the job last made progress, 0 while it does.", _JOB,
            _job_gauge(lambda j: j.stall_seconds)),
+    Family("denpexd_detect_seconds", "histogram", "Time from the last progress of a job until its stop was told.",
+           ("category",), lambda s: [((c,), seen) for c, seen in s.stats.detect_seconds.items()], DETECT_BOUNDS),
+    Family("denpexd_idle_gpu_seconds_total", "counter", "Time that ranks stood still in incidents, a GPU for each.",
+           _JOB, lambda s: [((job,), seconds) for job, seconds in s.stats.idle_gpu_seconds.items()]),
     Family("denpexd_suspected_hangs_total", "counter", "Times a job fell silent beyond its rhythm; most pass.", (),
            _one(lambda s: s.suspected_hangs)),
     Family("denpexd_lines_total", "counter", "Log lines read.", (), _one(lambda s: s.lines)),
@@ -130,7 +131,8 @@ FAMILIES: tuple[Family, ...] = (
            _one(lambda s: s.loop_lag_seconds)),
     Family("denpexd_redactions_total", "counter", "Secrets and addresses hidden in texts before they left.", (),
            _one(lambda s: s.redactions)),
-    Family("denpexd_evidence_seconds", "summary", "Time spent looking at training processes.", ("kind",), lambda _: ()),
+    Family("denpexd_evidence_seconds", "summary", "Time spent looking at training processes.", ("kind",),
+           _looks),
     Family("denpexd_evidence_pause_seconds", "gauge", "Longest look at one training process.", (),
            _one(lambda s: s.evidence_pause_seconds)),
     Family("denpexd_evidence_total", "counter", "Looks at training processes.", ("kind", "outcome"),
@@ -155,105 +157,3 @@ FAMILIES: tuple[Family, ...] = (
     Family("denpexd_blind", "gauge", "1 while files cannot be read: silence of a rank proves nothing then.", (),
            _one(lambda s: s.blind)),
 )  # fmt: skip
-
-
-class DaemonCollector(Collector):
-    """One snapshot as metric families; jobs beyond MAX_JOBS share the label `_other`, so that pages stay bounded."""
-
-    def __init__(self, snapshot: Snapshot, admitted: frozenset[str]) -> None:
-        self._snapshot, self._admitted = snapshot, admitted
-
-    def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES:
-            if family.kind == "summary":
-                yield self._summary(family)
-                continue
-            yield self._metric(family)
-
-    def _metric(self, family: Family) -> Metric:
-        metric: CounterMetricFamily | GaugeMetricFamily
-        if family.kind == "counter":
-            metric = CounterMetricFamily(family.name, family.help, labels=family.labels)
-        else:
-            metric = GaugeMetricFamily(family.name, family.help, labels=family.labels)
-        for labels, value in self._bounded(family).items():
-            metric.add_metric(labels, value)
-        return metric
-
-    def _bounded(self, family: Family) -> dict[Labels, float]:
-        rows: dict[Labels, float] = {}
-        per_job = family.labels[:1] == _JOB
-        for labels, value in family.rows(self._snapshot):
-            if per_job and labels[0] not in self._admitted:
-                if family.labels == _JOB:
-                    continue  # the step of "all other jobs" means nothing
-                labels = (OTHER_JOBS, *labels[1:])
-            shown = tuple(_label(text) for text in labels)
-            rows[shown] = rows.get(shown, 0) + value
-        return rows
-
-    def _summary(self, family: Family) -> Metric:
-        metric = SummaryMetricFamily(family.name, family.help, labels=family.labels)
-        stats = self._snapshot.stats
-        for kind, seconds in stats.evidence_seconds.items():
-            looks = sum(number for (of, _), number in stats.evidence_outcomes.items() if of == kind)
-            metric.add_metric([_label(kind)], count_value=looks, sum_value=seconds)
-        return metric
-
-
-class Exposition:
-    """Renders the page in a thread; equal requests that arrive while one is rendered get the same answer."""
-
-    def __init__(self, view: View, pool: ThreadPoolExecutor) -> None:
-        self._view, self._pool = view, pool
-        self._process = ProcessCollector(registry=None)
-        self._flights: dict[tuple[str, bool], asyncio.Task[bytes]] = {}
-        self._admitted: dict[str, None] = {}
-
-    async def render(self, accept: str, zipped: bool) -> tuple[bytes, str]:
-        """The page and its content type; `accept` is the request's header, `zipped` asks for gzip."""
-        encoder, content_type = choose_encoder(accept)
-        key = (content_type, zipped)
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = asyncio.create_task(self._fly(encoder, zipped))
-            self._flights[key] = flight
-            flight.add_done_callback(lambda _: self._flights.pop(key, None))
-        return await asyncio.shield(flight), content_type
-
-    async def _fly(self, encoder: Callable[[Collector], bytes], zipped: bool) -> bytes:
-        loop = asyncio.get_running_loop()
-        jobs = await loop.run_in_executor(self._pool, self._view.jobs)
-        snapshot = Snapshot(self._view.stats(), jobs)
-        collector = DaemonCollector(snapshot, self._admit(snapshot))
-        return await loop.run_in_executor(self._pool, self._encode, encoder, collector, zipped)
-
-    def _encode(self, encoder: Callable[[Collector], bytes], collector: Collector, zipped: bool) -> bytes:
-        page = encoder(_Both(collector, self._process))
-        return gzip.compress(page, compresslevel=1, mtime=0) if zipped else page
-
-    def _admit(self, snapshot: Snapshot) -> frozenset[str]:
-        """Jobs that keep a label of their own: first come first served, freed when a job leaves the snapshot."""
-        stats = snapshot.stats
-        seen = dict.fromkeys(job.job for job in snapshot.jobs)
-        for rows in (stats.incidents_open, stats.incidents, stats.fingerprint_hits):
-            seen.update(dict.fromkeys(labels[0] for labels in rows))
-        kept = [job for job in self._admitted if job in seen]
-        fresh = [job for job in seen if job not in self._admitted]
-        self._admitted = dict.fromkeys((kept + fresh)[:MAX_JOBS])
-        return frozenset(self._admitted)
-
-
-class _Both(Collector):
-    def __init__(self, *collectors: Collector) -> None:
-        self._collectors = collectors
-
-    def collect(self) -> Iterator[Metric]:
-        for collector in self._collectors:
-            yield from collector.collect()
-
-
-def _label(text: str) -> str:
-    """Job names come from paths: no lone surrogates (they cannot be encoded), no control characters, bounded."""
-    clean = text[:MAX_LABEL].encode("utf-8", "replace").decode("utf-8")
-    return clean if clean.isprintable() else "".join(c if c.isprintable() else "?" for c in clean)

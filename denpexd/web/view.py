@@ -14,6 +14,9 @@ RANK_STATES: tuple[RankState, ...] = ("running", "silent", "waiting", "failed", 
 Verdict = Mapping[str, object]
 """A verdict of docs/verdict.schema.json, already redacted."""
 
+DETECT_BOUNDS = (5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
+"""Seconds from the last progress to the message, as a histogram counts them."""
+
 IncidentLabels = tuple[str, str, str, str]
 """(job, failure, category, severity)."""
 
@@ -99,7 +102,8 @@ class Stats:
     and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure), `config_reloads` by outcome
     (taken, refused), `bundles` by outcome (written, failed, skipped, aged, evicted), `config_taken_at` in Unix seconds,
     `rules` (in force) and `rule_errors` by pack, `kept` (entries of each table now) and `forgotten` (entries that had
-    to go) by kind.
+    to go) by kind, `detect_seconds` by category (how many within each of DETECT_BOUNDS and above, their sum),
+    `idle_gpu_seconds` by job.
     """
 
     engine: str = ""
@@ -125,6 +129,8 @@ class Stats:
     evidence_outcomes: Mapping[tuple[str, str], int] = field(default_factory=dict)
     evidence_pause_seconds: float = 0.0
     suspected_hangs: int = 0
+    detect_seconds: Mapping[str, tuple[Sequence[int], float]] = field(default_factory=dict)
+    idle_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     incidents: Mapping[IncidentLabels, int] = field(default_factory=dict)
     incidents_open: Mapping[IncidentLabels, int] = field(default_factory=dict)
     fingerprint_hits: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import denpexd.web.page
@@ -24,7 +23,8 @@ from denpexd.notify.render import report
 from denpexd.notify.slack_blocks import blocks
 from denpexd.notify.text import json_text, printable, unmentioned
 from denpexd.watch import SafeFormatter
-from denpexd.web.metrics import DaemonCollector, Snapshot
+from denpexd.web.exposition import Writer
+from denpexd.web.metrics import Snapshot
 from denpexd.web.page import Console
 from denpexd.web.picture import timeline
 from denpexd.web.view import JobView, RankView, Stats
@@ -206,7 +206,7 @@ def test_a_post_mortem_shows_the_text_and_nothing_else(text: str) -> None:
 def test_labels_of_metrics_can_be_read_back(text: str) -> None:
     job = JobView(job=text, attempt=0, step=3, ranks=[RankView(0, "running", 3)])
     stats = Stats(incidents_open={(text, "some-hang", "hang", "high"): 1}, fingerprint_hits={(text, "f"): 2})
-    page = generate_latest(DaemonCollector(Snapshot(stats, [job]), frozenset([text]))).decode()
+    page = Writer().page(Snapshot(stats, [job]), frozenset([text]))
     labels = {s.labels.get("training_job") for f in text_string_to_metric_families(page) for s in f.samples}
     assert len(labels - {None}) == 1
     assert not re.search(r"^forged", page, re.MULTILINE)

@@ -21,11 +21,18 @@ UNIT = ROOT / "systemd" / "denpexd.service"
 TEMPLATE = ROOT / "systemd" / "denpexd@.service"
 DROP_INS = ROOT / "systemd" / "denpexd.service.d"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
-DASHBOARD = ROOT / "deploy" / "grafana" / "denpexd-failures.json"
+DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+COMPOSE = ROOT / "deploy" / "compose"
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 
 LABELS = {family.name: set(family.labels) for family in FAMILIES}
-LABELS |= {f"denpexd_evidence_seconds_{part}": {"kind"} for part in ("sum", "count")}
+SPREAD = {"summary": ("sum", "count"), "histogram": ("sum", "count", "bucket")}
+LABELS |= {
+    f"{family.name}_{part}": {*family.labels, *(["le"] if part == "bucket" else [])}
+    for family in FAMILIES
+    for part in SPREAD.get(family.kind, ())
+}
+ALONE = {family.name for family in FAMILIES if family.kind in SPREAD}  # names without samples
 
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 needs_promtool = pytest.mark.skipif(
@@ -226,30 +233,46 @@ def used(expression: str) -> None:
             assert label in LABELS[name] | {"instance"}, (name, label)
         for state in re.findall(r'state=~?"([^"]*)"', selector):
             assert set(state.split("|")) <= set(RANK_STATES)
+    for name in re.findall(r"\bdenpexd:[\w:]+", expression):
+        assert name in recorded(), name
+
+
+def rules() -> list[dict[str, object]]:
+    files = [PROMETHEUS / name for name in yaml.safe_load((PROMETHEUS / "scrape.yml").read_text("utf-8"))["rule_files"]]
+    groups = [group for file in files for group in yaml.safe_load(file.read_text("utf-8"))["groups"]]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def recorded() -> set[object]:
+    return {rule["record"] for rule in rules() if "record" in rule}
 
 
 class TestPrometheus:
     @needs_promtool
     def test_promtool_accepts_the_configuration_and_the_rules(self):
         assert "SUCCESS" in run("promtool", "check", "config", "scrape.yml", cwd=PROMETHEUS)
-        assert "SUCCESS" in run("promtool", "test", "rules", "rules_test.yml", cwd=PROMETHEUS)
+        for tests in ("rules_test.yml", "recurrence_test.yml"):
+            assert "SUCCESS" in run("promtool", "test", "rules", tests, cwd=PROMETHEUS)
 
     def test_rules_use_only_metrics_that_exist_and_say_what_to_do(self):
-        rules = [
-            rule
-            for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text("utf-8"))["groups"]
-            for rule in group["rules"]
-        ]
-        for rule in rules:
+        assert len(rules()) > 15
+        for rule in rules():
             used(rule["expr"])
-            assert rule["labels"]["severity"] in ("critical", "warning", "info")
-            assert set(rule["annotations"]) == {"summary", "description"}
+            if "alert" in rule:
+                assert rule["labels"]["severity"] in ("critical", "warning", "info")
+                assert set(rule["annotations"]) == {"summary", "description"}
 
-    def test_every_alert_is_tested_to_fire_and_most_to_be_quiet(self):
-        rules = (PROMETHEUS / "rules.yml").read_text("utf-8")
-        tests = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text("utf-8"))["tests"]
+    def test_every_alert_is_tested_to_fire_and_every_recorded_series_to_have_its_value(self):
+        tests = [
+            test
+            for name in ("rules_test.yml", "recurrence_test.yml")
+            for test in yaml.safe_load((PROMETHEUS / name).read_text("utf-8"))["tests"]
+        ]
         firing = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
-        assert firing == set(re.findall(r"- alert: (\w+)", rules))
+        assert firing == {rule["alert"] for rule in rules() if "alert" in rule}
+        asked = {case["expr"] for test in tests for case in test.get("promql_expr_test", ())}
+        used_by_rules = {name for name in recorded() if any(str(name) in str(r["expr"]) for r in rules())}
+        assert recorded() <= asked | used_by_rules
 
     def test_the_scrape_job_has_the_name_that_the_alert_looks_for(self):
         config = yaml.safe_load((PROMETHEUS / "scrape.yml").read_text("utf-8"))
@@ -257,53 +280,117 @@ class TestPrometheus:
         assert f'up{{job="{job["job_name"]}"}}' in (PROMETHEUS / "rules.yml").read_text("utf-8")
 
 
-def panels() -> list[dict[str, object]]:
-    return json.loads(DASHBOARD.read_text("utf-8"))["panels"]
+def boards() -> dict[str, dict[str, object]]:
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in DASHBOARDS}
 
 
 def expressions() -> list[str]:
-    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
-    found = [target["expr"] for panel in panels() for target in panel.get("targets", ())]
-    return found + [annotation["expr"] for annotation in dashboard["annotations"]["list"]]
+    panels = [panel for board in boards().values() for panel in board["panels"]]
+    found = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    return found + [mark["expr"] for board in boards().values() for mark in board["annotations"]["list"]]
 
 
 class TestGrafana:
+    def test_there_is_one_for_all_jobs_one_for_a_job_and_one_for_denpexd(self):
+        assert {name: board["uid"] for name, board in boards().items()} == {
+            name: name for name in ("denpexd-overview", "denpexd-job", "denpexd-itself")
+        }
+        for board in boards().values():
+            led_to = {link["url"].rpartition("/")[2] for link in board["links"]}
+            assert led_to == boards().keys() - {board["uid"]}
+
     def test_every_expression_uses_only_metrics_that_exist(self):
-        assert len(expressions()) > 25
+        assert len(expressions()) > 60
         for expression in expressions():
             used(expression)
 
     @needs_promtool
     def test_every_expression_is_promql(self, tmp_path):
         filled = [re.sub(r"\$__\w+", "5m", e).replace("$training_job", ".*") for e in expressions()]
-        rules = [{"record": f"panel:{n}", "expr": e} for n, e in enumerate(filled)]
+        records = [{"record": f"panel:{n}", "expr": e} for n, e in enumerate(filled)]
         (tmp_path / "rules.yml").write_text(
-            yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8"
+            yaml.safe_dump({"groups": [{"name": "dashboard", "rules": records}]}), "utf-8"
         )
         run("promtool", "check", "rules", "--lint=none", tmp_path / "rules.yml")
 
-    def test_it_shows_every_metric_that_tells_of_training_or_trouble(self):
+    def test_they_show_every_metric_that_tells_of_training_or_trouble(self):
         shown = set(re.findall(r"denpexd_\w+", " ".join(expressions())))
-        assert set(LABELS) - {"denpexd_evidence_seconds"} <= shown
+        assert set(LABELS) - ALONE <= shown
 
-    def test_it_asks_for_a_data_source_and_names_none(self):
-        text = DASHBOARD.read_text("utf-8")
-        dashboard = json.loads(text)
-        kinds = {variable["name"]: variable["type"] for variable in dashboard["templating"]["list"]}
-        assert kinds == {"datasource": "datasource", "training_job": "query"}
-        assert set(re.findall(r'"uid": "([^"]*)"', text)) == {"${datasource}", dashboard["uid"]}
-        assert isinstance(dashboard["refresh"], str)
+    @pytest.mark.parametrize("name", [path.stem for path in DASHBOARDS])
+    def test_it_asks_for_a_data_source_and_names_none(self, name):
+        board = boards()[name]
+        kinds = {variable["name"]: variable["type"] for variable in board["templating"]["list"]}
+        assert kinds.pop("datasource") == "datasource"
+        assert kinds in ({}, {"training_job": "query"})
+        assert ("training_job" in kinds) == ("$training_job" in json.dumps(board))
+        assert set(re.findall(r'"uid": "([^"]*)"', json.dumps(board))) == {"${datasource}", name}
+        assert isinstance(board["refresh"], str)
 
-    def test_panels_have_a_description_and_do_not_overlap(self):
+    @pytest.mark.parametrize("name", [path.stem for path in DASHBOARDS])
+    def test_panels_have_a_description_and_do_not_overlap(self, name):
         taken: set[tuple[int, int]] = set()
-        assert len({panel["id"] for panel in panels()}) == len(panels())
-        for panel in panels():
+        panels = boards()[name]["panels"]
+        assert len({panel["id"] for panel in panels}) == len(panels)
+        for panel in panels:
             assert panel["type"] == "row" or panel["description"]
             at = panel["gridPos"]
             cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
             assert at["x"] + at["w"] <= 24
             assert not cells & taken, panel["title"]
             taken |= cells
+
+
+class TestCompose:
+    def services(self) -> dict[str, dict[str, object]]:
+        return yaml.safe_load((COMPOSE / "compose.yaml").read_text("utf-8"))["services"]
+
+    def test_every_file_that_is_mounted_exists_and_nothing_listens_beyond_this_machine(self):
+        assert set(self.services()) == {"denpexd", "prometheus", "alertmanager", "grafana"}
+        for service in self.services().values():
+            for volume in service["volumes"]:
+                source = str(volume).partition(":")[0]
+                assert not source.startswith(".") or (COMPOSE / source).exists(), source
+            assert all(str(port).startswith("127.0.0.1:") for port in service["ports"])
+
+    def test_denpexd_takes_its_configuration_and_writes_where_it_may(self):
+        settings = load(COMPOSE / "denpexd.yaml", overrides={}, environ={})
+        mounts = [str(volume).rsplit(":", 2) for volume in self.services()["denpexd"]["volumes"]]
+        assert str(settings.state_dir) in {mount[-1] for mount in mounts}
+        assert settings.web.host == "0.0.0.0"
+        hosts = re.findall(r"http://([\w-]+)", (COMPOSE / "denpexd.yaml").read_text("utf-8"))
+        assert set(hosts) == {"alertmanager"}
+
+    def test_prometheus_has_the_rules_and_keeps_as_long_as_they_look_back(self, tmp_path):
+        prometheus = self.services()["prometheus"]
+        config = yaml.safe_load((COMPOSE / "prometheus.yml").read_text("utf-8"))
+        shipped = yaml.safe_load((PROMETHEUS / "scrape.yml").read_text("utf-8"))
+        assert config["rule_files"] == shipped["rule_files"]
+        assert config["scrape_configs"][0]["job_name"] == shipped["scrape_configs"][0]["job_name"]
+        mounted = {str(volume).split(":")[0].rpartition("/")[2] for volume in prometheus["volumes"]}
+        assert {"prometheus.yml", *config["rule_files"]} <= mounted
+        assert "--storage.tsdb.retention.time=35d" in prometheus["command"]
+        for asked in [*config["scrape_configs"], *config["alerting"]["alertmanagers"]]:
+            for target in asked["static_configs"][0]["targets"]:
+                assert target.partition(":")[0] in self.services()
+
+    @needs_promtool
+    def test_prometheus_and_alertmanager_accept_their_files(self, tmp_path):
+        for file in (COMPOSE / "prometheus.yml", *PROMETHEUS.glob("*.yml")):
+            shutil.copy(file, tmp_path)
+        assert "SUCCESS" in run("promtool", "check", "config", "prometheus.yml", cwd=tmp_path)
+        if shutil.which("amtool") is not None:
+            assert "SUCCESS" in run("amtool", "check-config", COMPOSE / "alertmanager.yml")
+
+    def test_grafana_finds_the_dashboards_and_the_data_source(self):
+        grafana = self.services()["grafana"]
+        source = yaml.safe_load((COMPOSE / "grafana/provisioning/datasources/prometheus.yaml").read_text("utf-8"))
+        assert source["datasources"][0]["url"] == "http://prometheus:9090"
+        provider = yaml.safe_load((COMPOSE / "grafana/provisioning/dashboards/denpexd.yaml").read_text("utf-8"))
+        folder = provider["providers"][0]["options"]["path"]
+        assert f"../grafana:{folder}:ro" in grafana["volumes"]
+        home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+        assert (str(home.parent), home.stem in boards()) == (folder, True)
 
 
 def test_files_named_by_the_deployment_guide_exist():

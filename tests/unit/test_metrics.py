@@ -5,15 +5,27 @@ import gzip
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
-from denpexd.web.metrics import FAMILIES, MAX_JOBS, OTHER_JOBS, Exposition
+from denpexd.web.exposition import MAX_JOBS, OTHER_JOBS, Exposition, Writer
+from denpexd.web.metrics import FAMILIES, Family, Snapshot
 from denpexd.web.view import JobView, PackView, RankView, Stats, Verdict
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -24,7 +36,7 @@ PROMISED = re.findall(
 denpexd_build_info denpexd_incidents_total denpexd_incident_open denpexd_fingerprint_hits_total denpexd_ranks
 denpexd_step denpexd_step_seconds denpexd_stall_seconds denpexd_suspected_hangs_total denpexd_lines_total
 denpexd_bytes_total denpexd_file_lag_bytes denpexd_files denpexd_read_errors_total denpexd_truncations_total
-denpexd_task_restarts_total
+denpexd_task_restarts_total denpexd_detect_seconds denpexd_idle_gpu_seconds_total
 denpexd_rotations_total denpexd_watch_overflows_total denpexd_lines_repeated_total denpexd_bytes_lost_total
 denpexd_lines_truncated_total denpexd_outbox_pending
 denpexd_outbox_oldest_seconds denpexd_notify_total denpexd_state_write_errors_total denpexd_loop_lag_seconds
@@ -68,6 +80,8 @@ FULL = Stats(
     kept={"job": 1},
     forgotten={"file": 21},
     suspected_hangs=13,
+    detect_seconds={"hang": ([0, 0, 0, 2, 0, 1, 0, 0, 0, 0, 1], 4100.5)},
+    idle_gpu_seconds={"run-7": 7200.0},
     incidents={CRASH: 2},
     incidents_open={HANG: 1},
     fingerprint_hits={("run-7", "cuda-oom"): 14},
@@ -173,6 +187,13 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_step_seconds{training_job=run-7}": 0.5,
         "denpexd_stall_seconds{training_job=run-7}": 90,
         "denpexd_suspected_hangs_total": 13,
+        "denpexd_detect_seconds_bucket{category=hang,le=15.0}": 0,
+        "denpexd_detect_seconds_bucket{category=hang,le=30.0}": 2,
+        "denpexd_detect_seconds_bucket{category=hang,le=3600.0}": 3,
+        "denpexd_detect_seconds_bucket{category=hang,le=+Inf}": 4,
+        "denpexd_detect_seconds_count{category=hang}": 4,
+        "denpexd_detect_seconds_sum{category=hang}": 4100.5,
+        "denpexd_idle_gpu_seconds_total{training_job=run-7}": 7200,
         "denpexd_lines_total": 1200,
         "denpexd_bytes_total": 98304,
         "denpexd_file_lag_bytes": 17,
@@ -205,6 +226,55 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_forgotten_total{kind=file}": 21,
     }
     assert {name: found.get(name) for name in expected} == expected
+
+
+class Reference(Collector):
+    """The same families as prometheus_client itself writes them."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        for family in FAMILIES:
+            yield self._metric(family)
+
+    def _metric(self, family: Family) -> Metric:
+        about = (family.name, family.help)
+        if family.kind == "summary":
+            summary = SummaryMetricFamily(*about, labels=family.labels)
+            for labels, (counts, total) in family.rows(self._snapshot):
+                summary.add_metric(labels, sum(counts), total)
+            return summary
+        if family.kind == "histogram":
+            histogram = HistogramMetricFamily(*about, labels=family.labels)
+            names = [*map(str, family.bounds), "+Inf"]
+            for labels, (counts, total) in family.rows(self._snapshot):
+                histogram.add_metric(labels, list(zip(names, accumulate(counts), strict=True)), total)
+            return histogram
+        kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        metric = kind(*about, labels=family.labels)
+        for labels, value in dict(family.rows(self._snapshot)).items():
+            metric.add_metric(labels, value)
+        return metric
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_the_page_says_the_same_as_the_librarys_own(openmetrics):
+    snapshot = Snapshot(FULL, [JOB])
+    ours = Writer().page(snapshot, frozenset(["run-7"]), openmetrics=openmetrics)
+    if openmetrics:
+        theirs = openmetrics_latest(Reference(snapshot)).decode()
+        assert list(parse_openmetrics(ours + "# EOF\n")) == list(parse_openmetrics(theirs))
+    else:
+        assert list(parse_text(ours)) == list(parse_text(generate_latest(Reference(snapshot)).decode()))
+
+
+def test_what_is_kept_of_a_page_is_what_the_last_one_showed():
+    writer = Writer()
+    writer.page(Snapshot(FULL, [JOB]), frozenset(["run-7"]))
+    page = writer.page(Snapshot(Stats(), []), frozenset())
+    assert "run-7" not in page
+    assert not any("run-7" in labels for family in writer._known.values() for labels in family)
 
 
 async def test_an_open_incident_that_is_not_counted_yet_already_shows_its_severity(pool):

@@ -36,7 +36,8 @@ from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
-from denpexd.web.metrics import DaemonCollector, Snapshot
+from denpexd.web.exposition import Writer
+from denpexd.web.metrics import Snapshot
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 STEP = 60.0  # seconds of simulated time between two looks
@@ -171,7 +172,7 @@ class Day:
             if str(kind.__module__).startswith("denpexd.")
         }
         view = DaemonView(self.daemon)
-        page = DaemonCollector(Snapshot(view.stats(), view.jobs()), frozenset())
+        page = Writer().page(Snapshot(view.stats(), view.jobs()), frozenset())
         with sqlite3.connect(f"file:{self.store._database.path}?mode=ro", uri=True) as state:
             rows = {
                 f"rows {name}": state.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
@@ -183,7 +184,7 @@ class Day:
             **rows,
             **{f"kept {kind}": n for kind, n in view.stats().kept.items()},
             "pages": pages,
-            "series": sum(len(metric.samples) for metric in page.collect()),
+            "series": sum(not line.startswith("#") for line in page.splitlines()),
             "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
             "tasks": len(asyncio.all_tasks()),
             "threads": threading.active_count(),

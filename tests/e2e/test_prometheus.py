@@ -1,0 +1,111 @@
+"""A real Prometheus with the shipped rules scrapes a real daemon: an incident fires, as does a daemon that is gone."""
+
+import json
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DENPEXD = str(Path(sys.executable).parent / "denpexd")
+PROMETHEUS = shutil.which("prometheus")
+DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus here: apt-get install prometheus"),
+]
+
+CRASH = """\
+Traceback (most recent call last):
+  File "/ws/train.py", line 61, in main
+    loss = model(batch)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.06 GiB is free.
+"""  # noqa: E501 - as torch prints it
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def configuration(folder: Path, port: int) -> Path:
+    """What is shipped, in a hurry: it looks every second, and alerts wait for a second instead of minutes."""
+    config = yaml.safe_load((DEPLOY / "scrape.yml").read_text("utf-8"))
+    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    del config["alerting"]
+    for name in config["rule_files"]:
+        (folder / name).write_text(re.sub(r"for: \w+", "for: 1s", (DEPLOY / name).read_text("utf-8")))
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    return folder / "prometheus.yml"
+
+
+def test_the_shipped_rules_fire_on_a_real_daemon(place: Any) -> None:
+    logs, port, at = place.folder / "logs", free_port(), f"127.0.0.1:{free_port()}"
+    logs.mkdir()
+    (logs / "rank0.log").write_text("".join(f"step {step} loss 2.31\n" for step in range(10)))
+    config = place.config("denpexd", [{"type": "console"}], job="e2e", web={"port": port}, evidence={"active": "off"})
+    with (place.folder / "denpexd.log").open("wb") as log:
+        daemon = place.start([DENPEXD, "run", str(logs), "-c", str(config)], stdout=log, stderr=log)
+    options = {"config.file": configuration(place.folder, port), "storage.tsdb.path": place.folder / "data"}
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    with (place.folder / "prometheus.log").open("wb") as log:
+        place.start([PROMETHEUS, *flags, f"--web.listen-address={at}"], stdout=log, stderr=log)
+    until(lambda: query(at, f'up{{job="denpexd",instance="127.0.0.1:{port}"}}') == {"": 1.0}, 60.0)
+    until(lambda: "DenpexdDeadMansSwitch" in firing(at), 30.0)
+
+    with (logs / "rank0.log").open("a") as log:
+        log.write(CRASH)
+    until(lambda: "DenpexdIncidentOpen" in firing(at) or "DenpexdCriticalIncidentOpen" in firing(at), 60.0)
+    (name,) = {"DenpexdIncidentOpen", "DenpexdCriticalIncidentOpen"} & firing(at).keys()
+    labels = firing(at)[name]
+    assert (labels["training_job"], labels["failure"]) == ("e2e", "cuda-out-of-memory")
+    assert query(at, "sum(denpexd_fingerprint_hits_total)")[""] > 0
+    assert query(at, "denpexd_detect_seconds_count") == {"memory": 1.0}
+    assert {"DenpexdDown", "DenpexdAbsent", "DenpexdBlind", "DenpexdStateNotWritten"}.isdisjoint(firing(at))
+
+    daemon.send_signal(signal.SIGTERM)
+    daemon.wait(30)
+    until(lambda: "DenpexdDown" in firing(at), 30.0)
+
+
+def firing(at: str) -> dict[str, dict[str, str]]:
+    """Labels of the alerts that fire, by name."""
+    found = json.loads(answer(f"http://{at}/api/v1/alerts") or b'{"data": {"alerts": []}}')["data"]["alerts"]
+    return {one["labels"]["alertname"]: one["labels"] for one in found if one["state"] == "firing"}
+
+
+def query(at: str, expression: str) -> dict[str, float]:
+    """The values of an expression by category, where there is one."""
+    found = answer(f"http://{at}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
+    rows = json.loads(found)["data"]["result"] if found is not None else []
+    return {row["metric"].get("category", ""): float(row["value"][1]) for row in rows}
+
+
+def answer(url: str) -> bytes | None:
+    """The body, None if nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bytes(response.read())
+    except OSError:
+        return None
+
+
+def until(holds: Callable[[], bool], seconds: float) -> None:
+    """Poll until it holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:.0f} s"
+        time.sleep(0.2)
