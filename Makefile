@@ -1,5 +1,6 @@
 # make demo     see a recorded hang explained by the real daemon, in under a minute
 # make test     the tests, in WORKERS (3) processes: many of them wait
+# make web      the console in Chromium (apt-get install chromium), the API under schemathesis
 # make score    how often the verdicts are right, on all recorded and reconstructed cases
 # make explore  the generated tests with new random input, TIMES (40) times as many
 # make soak     the daemon beside 64 growing logs for MINUTES (20): does anything grow?
@@ -24,7 +25,7 @@ TIMES ?= 40
 WORKERS ?= 3
 MINUTES ?=
 
-.PHONY: setup demo test score secrets explore soak fuzz lint docs lock sbom audit check clean
+.PHONY: setup demo test web score secrets explore soak fuzz lint docs lock sbom audit check clean
 
 setup: $(VENV)/.tools
 
@@ -32,7 +33,11 @@ demo: $(VENV)/.package
 	@$(BIN)/denpexd demo $(INCIDENT)
 
 test: $(VENV)/.tools
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not torch"
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not web"
+
+web: $(VENV)/.tools
+	@$(BIN)/pip install -q --group web
+	$(BIN)/pytest -q -m web tests/e2e
 
 explore: $(VENV)/.tools
 	DENPEXD_EXPLORE=$(TIMES) DENPEXD_NEW_SEEDS=1 $(BIN)/pytest -q --timeout 0 --randomly-seed $$(date +%s) tests/property tests/unit/test_ingest_tail_model.py

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.errors import SourceError
@@ -28,6 +28,7 @@ from denpexd.ingest.unpaste import LARGEST, restored
 log = logging.getLogger(__name__)
 
 STDIN, ERROR_FILE = "-", "error.json"
+IN_MEMORY = 16 << 20  # bytes of a stream; more go to a temporary file
 _SAMPLE, _SAMPLES = 8 << 10, 16
 _HOLE = re.compile(rb"\0{16,}")  # left by a truncation or a crash of the node, and no writing of any program
 _CONTROL = bytes(c for c in range(32) if c not in b"\a\b\t\n\f\r\x1b")
@@ -68,14 +69,15 @@ class Finished:
                 with path.open("rb") as file:
                     yield io.BytesIO(restored(file.read(LARGEST + 1))) if path.name == ERROR_FILE else file
                 return
-            with tempfile.TemporaryFile() as copy:
+            # What is pasted stays in memory.
+            with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
                 if self.stream is not None:
                     copy.write(restored(self.stream.read(LARGEST + 1)))
                     shutil.copyfileobj(self.stream, copy)
                 else:
                     with gzip.open(path) as packed:
                         shutil.copyfileobj(packed, copy)
-                yield copy
+                yield cast(BinaryIO, copy)
         except (OSError, EOFError, zlib.error) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise SourceError(f"{path}: cannot be read: {why}") from error

@@ -20,7 +20,7 @@ from denpexd.web.view import RANK_STATES, JobView, Verdict, View
 MOST_LISTENERS = 32
 QUEUE = 64  # events that may wait for one listener
 KEPT, KEPT_BYTES = 512, 1 << 20  # of events that may be taken up again
-PERIOD = 1.0  # seconds between two looks; ten times what a look took, if that is more
+PERIOD = 1.0  # seconds between two looks; five times what a look took, if that is more
 BEAT = 15.0  # seconds without an event after which a sign of life is sent
 LIFETIME = 50.0  # seconds; the server ends answers that last for a minute, and the listener comes back
 LATEST = 200  # incidents that are compared
@@ -140,7 +140,7 @@ class Live:
             newest = self._view.incidents(None, LATEST)
             events = await loop.run_in_executor(self._pool, self._look, watched, newest)
             self._hand_out(events)
-            wait = max(PERIOD, 10 * (loop.time() - began))
+            wait = max(PERIOD, 5 * (loop.time() - began))
             await self._wait(wait)
 
     async def _wait(self, seconds: float) -> None:

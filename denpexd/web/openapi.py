@@ -111,6 +111,7 @@ def _paths() -> dict[str, Any]:
         _query("job", TEXT, "Also tell of each rank of this job."),
         {"name": "Last-Event-ID", "in": "header", "required": False, "schema": TEXT, "description": "Go on after it."},
     ]
+    described = _answer("JSON Schema of a verdict.", {"type": "object"}, "application/schema+json")
     events = _answer("Server-sent events: all, jobs, board, ranks, pace, incident.", TEXT, "text/event-stream")
     return {
         "/api/v1/incidents": get(
@@ -146,7 +147,7 @@ def _paths() -> dict[str, Any]:
         },
         "/api/v1/rules": get("rules", "Where rules come from, and mistakes in them.", _list("packs", _ref("Pack"))),
         "/api/v1/events": {"get": _operation("events", "What changes, live.", events, 503, parameters=listen)},
-        "/api/v1/schema": get("schema", "JSON Schema of a verdict.", {"type": "object"}),
+        "/api/v1/schema": {"get": _operation("schema", "JSON Schema of a verdict.", described, parameters=[])},
         "/api/v1/openapi.json": get("openapi", "This document.", {"type": "object"}),
     }  # fmt: skip
 

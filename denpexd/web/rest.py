@@ -219,7 +219,7 @@ def _since(text: str | None) -> float | None:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 <= value < 1e12:
+    if not 0.0 <= value <= 9e11:
         raise HTTPException(400, f"since is {text[:40]!r}; give seconds since 1970 in UTC, such as 1767225600")
     return value
 

@@ -194,5 +194,6 @@ class TestOpenApi:
 
 
 def check(operation: dict[str, Any], answer: httpx.Response) -> None:
-    schema = operation["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = operation["responses"][str(answer.status_code)]["content"][kind]["schema"]
     jsonschema.Draft202012Validator({**schema, "components": DOCUMENT["components"]}).validate(answer.json())

@@ -48,18 +48,19 @@
   });
 
   // --- forms that change something -----------------------------------------------------------------------------------
-  const value = (field) => field.type === "checkbox" ? field.checked : field.type === "number" ? Number(field.value) : field.value.trim();
+  const value = (field) => field.type !== "checkbox" ? field.value.trim()
+    : field.value === "on" ? field.checked : field.checked ? field.value : "";
   document.addEventListener("submit", async (event) => {
     const form = event.target;
     if (!form.dataset.api) return;
     event.preventDefault();
-    const sent = {}, matchers = {};
+    const sent = {}, match = {};
     for (const field of form.elements) {
-      if (!field.name || (field.type === "radio" && !field.checked)) continue;
-      if (field.name.startsWith("match.")) { if (value(field)) matchers[field.name.slice(6)] = value(field); }
-      else if (value(field) !== "") sent[field.name] = value(field);
+      if (!field.name || value(field) === "") continue;
+      if (field.name.startsWith("match.")) match[field.name.slice(6)] = value(field);
+      else sent[field.name] = value(field);
     }
-    if (Object.keys(matchers).length) sent.matchers = matchers;
+    if (Object.keys(match).length) sent.match = match;
     const said = form.querySelector("[role=status]");
     try {
       const answer = await fetch(form.dataset.api, {
@@ -86,15 +87,16 @@
     const focus = document.activeElement;
     return focus && focus !== document.body && element.contains(focus);
   };
-  const take = (fresh, old) => {
-    for (const part of fresh.querySelectorAll("[id]")) {
-      const here = $(part.id);
-      if (!here || !old.contains(here) || part.closest("[data-own]") || part.parentElement.closest("main [id]")) continue;
-      if (part.outerHTML === here.dataset.was || inUse(here)) continue;
-      const was = part.outerHTML;
+  const parts = (root) => Array.from(root.querySelectorAll("[id]"))
+    .filter((part) => !part.closest("[data-own]") && !part.parentElement.closest("main [id]"));
+  const known = new Map(parts(main).map((part) => [part.id, part.outerHTML])); // as the server made them
+  const take = (fresh) => {
+    for (const part of parts(fresh)) {
+      const here = $(part.id), made = part.outerHTML;
+      if (!here || !main.contains(here) || made === known.get(part.id) || inUse(here)) continue;
+      known.set(part.id, made);
       equip(part);
       here.replaceWith(part);
-      part.dataset.was = was;
     }
   };
   let asking = false, again = false, last = 0;
@@ -110,7 +112,7 @@
       const answer = await fetch(body.job ? page : location.href, { cache: "no-store", credentials: "same-origin" });
       if (!answer.ok) { say(`Not updated: denpexd answered ${answer.status}`); return; }
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      take(fresh.getElementById("main"), main);
+      take(fresh.getElementById("main"));
       document.title = fresh.title;
       ago();
       last = Date.now();
@@ -176,7 +178,7 @@
     };
     const detail = async (place) => {
       try {
-        const answer = await fetch(`/api/v1/jobs/${encodeURIComponent(body.job)}/ranks/${numbers[place]}`);
+        const answer = await fetch(`/api/v1/jobs/${body.job}/ranks/${numbers[place]}`);
         if (!answer.ok || place !== at) return;
         const rank = await answer.json();
         told.textContent = `rank ${rank.rank}: ${rank.state}` + (rank.phase ? `, ${rank.phase}` : "")
@@ -237,7 +239,7 @@
   // --- events -------------------------------------------------------------------------------------------------------
   let source = null, lost = 0;
   const concerns = {
-    jobs: (told) => !body.incident && (!body.job || told.jobs.some((job) => job.job === body.job)),
+    jobs: (told) => !body.incident && (!body.job || told.jobs.some((job) => job.job === decodeURIComponent(body.job))),
     incident: (told) => !body.incident || told.key === body.incident,
     pace: () => Boolean(body.job),
   };
@@ -249,6 +251,7 @@
     source.addEventListener("all", (event) => {
       const told = JSON.parse(event.data);
       if (board && told.board) board.all(told.board);
+      soon(); // what changed since the page was made is told by nobody else
     });
     source.addEventListener("board", (event) => { if (board) board.all(JSON.parse(event.data)); soon(); });
     source.addEventListener("ranks", (event) => { if (board) board.some(JSON.parse(event.data)); soon(); });
