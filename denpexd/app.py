@@ -15,6 +15,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -33,19 +34,21 @@ from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
 from denpexd.evidence.resources import Resources
+from denpexd.handling import Handling
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
 from denpexd.launches import Launches
 from denpexd.node_feed import NodeFeed
 from denpexd.notify.deliver import Deliverer
+from denpexd.notify.in_force import Sinks, alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
 from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.reference import RuleReference
-from denpexd.reload import Rules, make_scanner
+from denpexd.reload import Rules, at_a_restart, make_scanner
 from denpexd.series import Series
 from denpexd.settings import Settings, show
 from denpexd.settings_sources import is_open_to_all, read_secret
@@ -188,18 +191,38 @@ async def run(
         collector = collector or local
         client = await cleanup.enter_async_context(new_client())
         width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
-        sinks = make_sinks(settings, client, clock, stream, store, color=color, width=width, acknowledged=_acknowledged)
-        deliverer = Deliverer(store, sinks, clock, random.Random())  # noqa: S311 - jitter, not a secret
+        daemon: Daemon
+        handling: Handling
+        printed = partial(make_sinks, stream=stream, color=color, width=width)
+        make = partial(
+            printed, client=client, clock=clock, receipts=store, acknowledged=lambda *who: handling.note(*who)
+        )
+        sinks = Sinks(make, settings)
+        jitter = random.Random()  # noqa: S311 - not a secret
+        deliverer = Deliverer(store, sinks.all, clock, jitter, alive=lambda: daemon.healthy()[0])
         kept = keep or settings.state_dir
         launches = _launches(kept, settings, clock, collector, root_pid)
         cleanup.callback(launches.close if launches else lambda: None)
         keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
 
-        def use(new: Settings) -> None:
-            pipeline.judge_by(limits_of(new))
-            reader.use(Discovery(new.paths, new.job, links=new.ingest.links))
+        def prepare(new: Settings) -> Callable[[], list[str]]:
+            files = Discovery(new.paths, new.job, links=new.ingest.links)
+            destinations, policy = sinks.build(new), alerting(new)
 
-        daemon = Daemon(settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, use)
+            def use() -> list[str]:
+                pipeline.judge_by(limits_of(new))
+                reader.use(files)
+                daemon.ledger.desk.use(policy)
+                deliverer.use(sinks.use(new, destinations))
+                logging.getLogger().setLevel(new.log_level.upper())
+                return at_a_restart(settings, new)
+
+            return use
+
+        daemon = Daemon(
+            settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, prepare
+        )
+        handling = Handling(daemon)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         series = Series(pipeline, clock)
         app = create_app(
@@ -209,6 +232,7 @@ async def run(
             reload=daemon.reload,
             reference=RuleReference(lambda: rules.packs),
             clock=clock,
+            actions=handling,
         )
         _signals(daemon)
         notify = os.environ.get("NOTIFY_SOCKET")
@@ -252,10 +276,6 @@ async def run(
             if task is not stop and (error := task.exception()) is not None:
                 raise error
     return 0
-
-
-def _acknowledged(key: str, by: str) -> None:
-    log.info("incident %s: %s has acknowledged it in PagerDuty", key, by)
 
 
 def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:

@@ -1,9 +1,11 @@
-"""`denpexd status` and `denpexd top`: what a running daemon knows, asked over its HTTP API."""
+"""`denpexd status`, `silence`, `ack`: what a running daemon knows and is told, over its HTTP API."""
 
+import os
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -75,3 +77,99 @@ def top(config: Path | None, url: str | None, token_file: Path | None, every: fl
         source = Asked(daemon, SystemClock())
         source.look()  # nobody there: say so before the screen changes
         Top(source, every=every).run()
+
+
+@click.group()
+def silence() -> None:
+    """Keep expected incidents quiet for a while; they are seen, shown and closed as always."""
+
+
+@silence.command(name="add")
+@click.argument("matchers", nargs=-1, required=True)
+@click.option("--for", "duration", required=True, help="How long, such as 30m, 2h, 1d.")
+@click.option("--by", default=lambda: os.environ.get("USER", ""), help="Who asks for it (default: $USER).")
+@click.option("--comment", default="", help="Why.")
+@asks_daemon
+def silence_add(
+    matchers: tuple[str, ...],
+    duration: str,
+    by: str,
+    comment: str,
+    config: Path | None,
+    url: str | None,
+    token_file: Path | None,
+) -> None:
+    """Silence incidents that fit all MATCHERS: FIELD=VALUE[,VALUE...], with * and ?, ranks also as 0-7.
+
+    Fields are job, failure, category, severity, domain, rank, node, key and tags.NAME.
+    """
+    body = {"match": match_of(matchers), "for": duration, "by": by, "comment": comment}
+    with client(config, url, token_file) as daemon:
+        say(_silence_line(daemon.post("silences", body)))
+
+
+@silence.command(name="list")
+@click.option("--all", "everything", is_flag=True, help="Also those that have expired.")
+@asks_daemon
+@form("text", "json")
+def silence_list(everything: bool, config: Path | None, url: str | None, token_file: Path | None, form: str) -> None:
+    """List the silences, newest first."""
+    with client(config, url, token_file) as daemon:
+        found = [one for one in daemon.get("silences")["silences"] if everything or one["state"] != "expired"]
+    if form == "json":
+        say_json({"silences": found})
+        return
+    say("\n".join(map(_silence_line, found)) or "nothing is silenced")
+
+
+@silence.command(name="expire")
+@click.argument("ids", nargs=-1, required=True)
+@asks_daemon
+def silence_expire(ids: tuple[str, ...], config: Path | None, url: str | None, token_file: Path | None) -> None:
+    """End silences now: what is open still and was kept quiet is told."""
+    with client(config, url, token_file) as daemon:
+        for id_ in ids:
+            say(_silence_line(daemon.delete(f"silences/{id_}")))
+
+
+@click.command()
+@click.argument("key")
+@click.option("--by", default=lambda: os.environ.get("USER", ""), help="Who takes it on (default: $USER).")
+@click.option("--note", default="", help="What was found or done; with --close it is kept as the fix.")
+@click.option("--close", is_flag=True, help="It is over: close the incident.")
+@asks_daemon
+def ack(
+    key: str, by: str, note: str, close: bool, config: Path | None, url: str | None, token_file: Path | None
+) -> None:
+    """Take the incident KEY on: whoever was told of it is told so, and reminders stop.
+
+    Of an incident that is over only the note is kept.
+    """
+    from urllib.parse import quote
+
+    with client(config, url, token_file) as daemon:
+        verdict = daemon.post(f"incidents/{quote(key)}/ack", {"by": by, "note": note, "close": close})
+    said = verdict["acknowledged"]
+    text = f"{key} is {verdict['state']}, acknowledged" + (f" by {said['by']}" if said["by"] else "")
+    say(text + (f": {said['note']}" if said["note"] else ""))
+
+
+def match_of(matchers: tuple[str, ...]) -> dict[str, Any]:
+    """`job=a,b tags.team=nlp` as the API and the configuration write it."""
+    found: dict[str, Any] = {}
+    for one in matchers:
+        field, equals, values = one.partition("=")
+        if not equals or not values:
+            fail(f"{one}: write FIELD=VALUE, such as job=llama-* or node=gpu-17")
+        at, dot, tag = field.partition(".")
+        (found.setdefault("tags", {}) if dot and at == "tags" else found)[tag if dot else field] = values.split(",")
+    return found
+
+
+def _silence_line(one: dict[str, Any]) -> str:
+    wants = {name: values for name, values in one["match"].items() if name != "tags"}
+    wants |= {f"tags.{name}": values for name, values in one["match"].get("tags", {}).items()}
+    match = " ".join(f"{name}={','.join(values)}" for name, values in wants.items())
+    until = f"{datetime.fromtimestamp(one['ends_t'], UTC):%Y-%m-%d %H:%M}Z"
+    why = "  ".join(filter(None, (one["by"], one["comment"])))
+    return f"{one['id']}  {one['state']:<7}  until {until}  {match}  {why}".rstrip()

@@ -57,6 +57,10 @@ class Client:
         """The JSON that the daemon answers to a change at a path below /api/v1."""
         return self._json(self._answer("POST", f"/api/v1/{path}", json=body))
 
+    def delete(self, path: str) -> Any:
+        """The JSON that the daemon answers when something at a path below /api/v1 is taken away."""
+        return self._json(self._answer("DELETE", f"/api/v1/{path}"))
+
     def metrics(self) -> str:
         """The page that Prometheus reads, as text; it needs no token."""
         return self._answer("GET", "/metrics", headers={"Accept": "text/plain"}).text

@@ -13,11 +13,11 @@ from denpexd.keeper import Keeper
 from denpexd.launches import Launches
 from denpexd.ledger import Ledger
 from denpexd.notify.deliver import Deliverer
+from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
-from denpexd.notify.sinks import filters
 from denpexd.pipeline import Outcome, Pipeline
 from denpexd.reader import Reader
-from denpexd.reload import Rules
+from denpexd.reload import Prepare, Rules
 from denpexd.settings import Settings
 from denpexd.supervise import Supervisor
 
@@ -76,13 +76,13 @@ class Daemon:
         rules: Rules,
         keeper: Keeper | None = None,
         launches: Launches | None = None,
-        use: Callable[[Settings], None] = lambda _: None,
+        prepare: Prepare = lambda _: list[str],
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
-        self.ledger = Ledger(reader.positions, store, deliverer, filters(settings), clock)
+        self.ledger = Ledger(reader.positions, store, deliverer, alerting(settings), clock)
         self.stopping = asyncio.Event()
-        self.rules, self.keeper, self.launches, self._use = rules, keeper, launches, use
+        self.rules, self.keeper, self.launches, self._prepare = rules, keeper, launches, prepare
         self.supervisor = Supervisor(clock)
         self.lag = 0.0  # seconds by which the last tick was late
         self.code: int | None = None  # how the command that we run beside has ended, negative: by that signal
@@ -218,8 +218,7 @@ class Daemon:
     async def handle(self, outcome: Outcome) -> None:
         """Make a batch's consequences durable together with the positions, then let the senders go."""
         # Nothing is waited for until all of it is pending: whoever writes next takes the positions with what they mean.
-        changes = outcome.changes
-        self.ledger.add(changes, outcome.journal)
+        changes = self.ledger.add(outcome.changes, outcome.journal)
         if self.keeper is not None:
             self.keeper.note(changes)
         for job, want in outcome.wants:
@@ -237,10 +236,11 @@ class Daemon:
             await self.handle(self.pipeline.evidence(job, events))
 
     async def reload(self) -> tuple[bool, str]:
-        """Take rules, paths and limits as they are in the files, all or nothing; whether they were, and what to say."""
-        taken, said = await self.rules.reload(self.pipeline, self._use)
+        """Take rules and settings as they are in the files, all or nothing; whether that went well, and what to say."""
+        taken, said = await self.rules.reload(self.pipeline, self._prepare)
         if taken:
             await self._look_around()
+            await self.ledger.commit()
         return taken, said
 
     # --- how it is --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ DenpexdError
 ├── EvidenceUnavailable   a witness cannot be asked (why, and how to mend it)
 ├── DeliveryError         a sink refused or failed (retryable or not, and after how long)
 ├── StateError            the state database cannot be used
+├── RequestError          a request to the API asks for something that is wrong or not there
 └── DaemonError           the running daemon does not answer, or refuses
 
 Each message says what is wrong, where, and how to mend it.
@@ -72,6 +73,14 @@ class DeliveryError(DenpexdError):
 
 class StateError(DenpexdError):
     """The state database is missing rights, corrupted, or of a newer schema."""
+
+
+class RequestError(DenpexdError):
+    """A request to the API is wrong; `status` is the HTTP status of the answer."""
+
+    def __init__(self, status: int, why: str) -> None:
+        self.status = status
+        super().__init__(why)
 
 
 class DaemonError(DenpexdError):

@@ -1,24 +1,31 @@
-"""What a batch of input caused, made durable in one transaction together with how far was read."""
+"""What a batch of input caused, made durable in one transaction together with how far was read.
+
+Here an incident gets what only the daemon knows of it (tags, who has taken it on), and a failure that comes back soon
+after its end goes on under the key it had.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from denpexd.clock import Clock
-from denpexd.core.events import Closed
+from denpexd.core.events import Closed, Opened
 from denpexd.errors import StateError
+from denpexd.notify.book import Book
 from denpexd.notify.deliver import Deliverer
+from denpexd.notify.desk import Alerting, Desk
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Delivery, Sent, SinkFilter, passes, plan
+from denpexd.notify.policy import Delivery, revision_of
 from denpexd.notify.redact import redact_verdict
 from denpexd.notify.rows import MAX_JOURNAL
-from denpexd.notify.storm import Storm
 from denpexd.pipeline import Change
 
 log = logging.getLogger(__name__)
 
 KEPT = 1000  # incidents shown
+REVIEW = 5.0  # seconds between two looks at what has become due
+MOST_ENDS = 2_000  # failures of which the last end is remembered
 
 Verdict = Mapping[str, object]
 
@@ -43,101 +50,91 @@ class Ledger:
         positions: Callable[[], Mapping[str, str | None]],
         store: Store,
         deliverer: Deliverer,
-        sinks: Sequence[SinkFilter],
+        alerting: Alerting,
         clock: Clock,
     ) -> None:
-        self._positions, self._store, self._deliverer, self._sinks = positions, store, deliverer, sinks
+        self._positions, self._store, self._deliverer, self._clock = positions, store, deliverer, clock
         self._writing = asyncio.Lock()
         self._pending = _Batch()
-        self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the store
         self.forgotten = 0  # lines of the journal that waited for the disk in vain
         self.incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
-        self._clock = clock
-        self._storms = {sink.name: Storm() for sink in sinks}
-        self._resume()
+        self.book = Book(store.rows, clock.wall())
+        self.desk = Desk(alerting, self.book, store.sent, deliverer.well)
+        self.desk.resume(self.incidents, clock.wall())
+        self._ends: dict[tuple[object, object], str] = {}  # the incident of each job and failure that ended last
+        self._same: dict[str, tuple[str, int]] = {}  # key of the core -> the key it goes on under, revisions before
+        self._review_at = float("-inf")
+        for verdict in self.incidents.values():
+            self._ended(verdict)
 
-    def add(self, changes: Sequence[Change], journal: Sequence[str]) -> None:
-        """Note it for the next transaction."""
+    # --- what happens -----------------------------------------------------------------------------------------------
+
+    def add(self, changes: Sequence[Change], journal: Sequence[str]) -> list[Change]:
+        """Note it for the next transaction; the changes as they are told."""
         pending = self._pending
         pending.journal += journal
         if (excess := len(pending.journal) - MAX_JOURNAL) > 0:
             del pending.journal[:excess]
             self.forgotten += excess
-        pending.incidents += [change.verdict for change in changes]
-        pending.deliveries += self._plan(changes)
-        for change in changes:
+        told = [self._as_told(change) for change in changes]
+        for change in told:
+            pending.incidents.append(change.verdict)
+            pending.deliveries += self.desk.changed(change.verdict, self._clock.wall())
             self._remember(change.verdict)
+            self._ended(change.verdict)
+        return told
+
+    def say(self, key: str) -> None:
+        """An incident has been acknowledged: whoever was told of it is told that, too."""
+        verdict = self._with_more(self.incidents[key])
+        self._pending.incidents.append(verdict)
+        self._pending.deliveries += self.desk.changed(verdict, self._clock.wall())
+        self._remember(verdict)
+
+    def core_key(self, key: str) -> str:
+        """The key under which the core knows an incident."""
+        return next((own for own, (told, _) in self._same.items() if told == key), key)
 
     @property
     def held(self) -> int:
-        """Incidents that some sink will be told of together with others."""
-        return len({key for storm in self._storms.values() for key in storm.held})
+        """Incidents that some sink will be told of later, or together with others."""
+        return self.desk.held
 
-    def _resume(self) -> None:
-        """What waited to be told together when the daemon before this one was killed, waits again."""
-        for verdict in reversed(self._store.incidents("open", KEPT)):
-            if not self._store.sent(str(verdict["key"])):
-                for sink in self._sinks:
-                    if passes(sink, verdict):
-                        self._storms[sink.name].hold(verdict, self._clock.now())
-
-    async def commit(self, *, last: bool = False) -> None:
-        """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing.
-
-        `last`: nothing is kept for a later message.
-        """
-        async with self._writing:
-            self._pending.deliveries += self._digests(last=last)
-            batch, self._pending = self._pending, _Batch()
-            positions = self._positions()
-            if not (positions or batch):
-                return
-            try:
-                await asyncio.to_thread(
-                    self._store.commit,
-                    positions=positions,
-                    incidents=batch.incidents,
-                    deliveries=batch.deliveries,
-                    journal=batch.journal,
-                )
-            except StateError as error:
-                log.error("%s", error)
-            if not self._pending.deliveries:
-                self._planned.clear()  # the store knows them all
-            if batch.deliveries:
-                self._deliverer.wake()
-
-    def _plan(self, changes: Sequence[Change]) -> list[Delivery]:
-        """Messages for all changes of a batch, each knowing what the ones before it will have said."""
-        deliveries: list[Delivery] = []
-        for change in changes:
-            key = str(change.verdict["key"])
-            planned = plan(change, self._sinks, self._store.sent(key) | self._planned.get(key, {}))
-            planned = [d for d in planned if not self._holds(d)]
+    def _as_told(self, change: Change) -> Change:
+        verdict = change.verdict
+        key = str(verdict["key"])
+        if isinstance(change, Opened) and (was := self._came_back(verdict)) is not None:
+            self._same[key] = (str(was["key"]), revision_of(was))
+        if (same := self._same.get(key)) is not None:
+            verdict = {**verdict, "key": same[0], "revision": same[1] + revision_of(verdict)}
+            verdict["opened_t"] = self.incidents.get(same[0], verdict)["opened_t"]
             if isinstance(change, Closed):
-                for storm in self._storms.values():
-                    storm.over(change.verdict)
-            self._planned.setdefault(key, {}).update({d.sink: Sent(d.revision, d.event) for d in planned})
-            deliveries += planned
-        return deliveries
+                del self._same[key]
+        return replace(change, verdict=self._with_more(verdict))
 
-    def _holds(self, delivery: Delivery) -> bool:
-        """Whether it is told later, together with others."""
-        storm = self._storms[delivery.sink]
-        waited = len(storm.held)
-        if delivery.reason != "first" or not storm.holds(delivery.verdict, self._clock.now()):
-            return False
-        if not waited:
-            log.warning("sink %s: too many incidents for a message each; further ones are told together", delivery.sink)
-        return True
+    def _came_back(self, verdict: Verdict) -> Verdict | None:
+        """The incident that this one goes on, as the same failure of the same job has only just ended."""
+        was = self.incidents.get(self._ends.get((verdict.get("job"), verdict.get("failure")), ""))
+        if was is None or was["state"] != "closed" or was["key"] == verdict["key"]:
+            return None
+        now, ended = verdict.get("opened_t"), was.get("updated_t")
+        if not (isinstance(now, int | float) and isinstance(ended, int | float)):
+            return None
+        return was if 0 <= now - ended < self.desk.alerting.flap else None
 
-    def _digests(self, *, last: bool) -> list[Delivery]:
-        found = []
-        for name, storm in self._storms.items():
-            if (verdict := storm.digest(self._clock.now(), last=last)) is not None:
-                key = f"{verdict['key']}-{name}"
-                found.append(Delivery(name, key, 1, "opened", f"{key}:1", "first", {**verdict, "key": key}))
-        return found
+    def _ended(self, verdict: Verdict) -> None:
+        if verdict["state"] == "closed":
+            self._ends[verdict.get("job"), verdict.get("failure")] = str(verdict["key"])
+            if len(self._ends) > MOST_ENDS:
+                del self._ends[next(iter(self._ends))]
+
+    def _with_more(self, verdict: Verdict) -> Verdict:
+        more: dict[str, object] = {}
+        if tags := self.desk.alerting.tags:
+            more["tags"] = dict(tags)
+        if (said := self.book.acknowledged.get(str(verdict["key"]))) is not None:
+            more["acknowledged"] = said.plain()
+        return {**verdict, **more}
 
     def _remember(self, verdict: Verdict) -> None:
         key = str(verdict["key"])
@@ -146,3 +143,42 @@ class Ledger:
         self.incidents[key] = clean
         while len(self.incidents) > KEPT:
             del self.incidents[next(iter(self.incidents))]
+
+    # --- what is written --------------------------------------------------------------------------------------------
+
+    async def commit(self, *, last: bool = False) -> None:
+        """One transaction: what was read, what it means and whom to tell, so that a crash loses or repeats nothing.
+
+        `last`: nothing is kept for a later message.
+        """
+        async with self._writing:
+            self._look_what_is_due(last=last)
+            batch, self._pending = self._pending, _Batch()
+            positions, more = self._positions(), self.book.take()
+            if not (positions or batch or more):
+                return
+            try:
+                await asyncio.to_thread(
+                    self._store.commit,
+                    positions=positions,
+                    incidents=batch.incidents,
+                    deliveries=batch.deliveries,
+                    journal=batch.journal,
+                    more=more,
+                )
+            except StateError as error:
+                log.error("%s", error)
+            if not self._pending.deliveries:
+                self.desk.stored()  # the store knows them all
+            if batch.deliveries:
+                self._deliverer.wake()
+
+    def _look_what_is_due(self, *, last: bool) -> None:
+        now = self._clock.wall()
+        if self._store.dropped:
+            self.desk.dropped(self._store.take_dropped(), now)
+        if not last and abs(now - self._review_at) < REVIEW:
+            return
+        self._review_at = now
+        self._pending.deliveries += self.desk.review(self.incidents, now)
+        self._pending.deliveries += self.desk.digests(self.incidents, now, last=last)

@@ -355,6 +355,15 @@ class Pipeline:
             self._count(outputs)
         return outcome
 
+    def close(self, name: str, key: str) -> Outcome:
+        """Somebody has closed an incident by hand; nothing changes if the job knows of none with this key."""
+        outcome = Outcome()
+        if (job := self.jobs.get(name)) is not None:
+            outputs = job.core.close(key)
+            outcome.add(name, [], outputs)
+            self._count(outputs)
+        return outcome
+
     def _count(self, outputs: Sequence[Output]) -> None:
         """An incident counts once, for the failure it settled on: at its end, or while it is open as it stands."""
         self.toll.note(outputs)

@@ -1,12 +1,15 @@
-"""Other rules, paths and limits for a daemon at work: all or nothing, asked for by SIGHUP or POST /-/reload.
+"""Other rules and settings for a daemon at work: all or nothing, asked for by SIGHUP or POST /-/reload.
 
-What was seen, learned and opened stays. Other settings (sinks, state, web) are checked, but taken at a restart only.
+What was seen, learned and opened stays. A few settings (state, web, evidence) are taken at a restart only; those that
+have changed are named.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+from pydantic import BaseModel
 
 from denpexd.catalog.packs import Packs, load_packs
 from denpexd.clock import Clock
@@ -20,6 +23,27 @@ from denpexd.settings import Settings
 log = logging.getLogger(__name__)
 
 TAKEN, REFUSED = "taken", "refused"
+
+Prepare = Callable[[Settings], Callable[[], list[str]]]
+"""Makes what settings ask for, DenpexdError if that fails; what puts it into force names what is not taken."""
+
+_AT_ONCE = ("job", "paths", "rules", "tags", "sinks", "alerts", "hang", "links", "log_level", "runbook_base_url")
+
+
+def at_a_restart(running: Settings, new: Settings) -> list[str]:
+    """The options that differ and that a running daemon does not take, such as `web.port`."""
+    return [name for name in _differences("", running, new) if name not in ("ingest.links", "web.public_url")]
+
+
+def _differences(at: str, one: BaseModel, other: BaseModel) -> Iterator[str]:
+    for name in type(one).model_fields:
+        was, now = getattr(one, name), getattr(other, name)
+        if was == now or (not at and name in _AT_ONCE):
+            continue
+        if isinstance(was, BaseModel) and isinstance(now, BaseModel):
+            yield from _differences(f"{at}{name}.", was, now)
+        else:
+            yield f"{at}{name}"
 
 
 def make_scanner(catalog: Catalog) -> Scanner:
@@ -40,25 +64,27 @@ class Rules:
         self.taken_at = clock.wall()
         self._one_at_a_time = asyncio.Lock()
 
-    async def reload(self, pipeline: Pipeline, use: Callable[[Settings], None]) -> tuple[bool, str]:
+    async def reload(self, pipeline: Pipeline, prepare: Prepare) -> tuple[bool, str]:
         """Whether all files were good, so that what they say is in force now; else why not, a mistake on each line.
 
-        `use` takes the settings over, if they can be read again.
+        `prepare` makes what the settings ask for, if they can be read again, and gives what puts it into force.
         """
         async with self._one_at_a_time:
             try:
                 settings, packs, scanner = await asyncio.to_thread(self._read)
+                use = prepare(settings) if settings is not None else None
             except DenpexdError as error:
                 self.ok = False
                 self.counts[REFUSED] += 1
-                log.error("reload refused, the former rules stay in force: %s", error)
-                return False, f"reload refused, the former rules stay in force:\n{error}"
+                log.error("reload refused, the former rules and settings stay in force: %s", error)
+                return False, f"reload refused, the former rules and settings stay in force:\n{error}"
             pipeline.use(packs.catalog, scanner)
-            if settings is not None:
-                use(settings)
+            late = use() if use is not None else []
             self.packs, self.ok, self.taken_at = packs, True, self._clock.wall()
             self.counts[TAKEN] += 1
-        said = f"{len(packs.catalog.rules)} rules, paths and limits in force; other settings are taken at a restart"
+        said = f"{len(packs.catalog.rules)} rules and the settings are in force"
+        if late:
+            said += f"; these have changed and are taken at a restart: {', '.join(late)}"
         log.info("%s", said)
         return True, said
 

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from denpexd.errors import SettingsError
+from denpexd.settings_alerts import Alerts, Tags
 from denpexd.settings_sinks import ConsoleSink, Sink
 from denpexd.settings_sources import (
     Source,
@@ -176,7 +177,12 @@ class Settings(BaseSettings):
     rules: Annotated[list[Path], BeforeValidator(as_list)] = Field(
         default_factory=list, description="folders of rules beside the shipped ones"
     )
+    tags: Tags = Field(
+        default_factory=dict,
+        description="of all jobs of this daemon, such as a team; routes and silences can ask for them",
+    )
     sinks: list[Sink] = Field(default_factory=list, description="destinations of alerts; none means console")
+    alerts: Alerts = Field(default_factory=Alerts)
     web: Web = Field(default_factory=Web)
     evidence: Evidence = Field(default_factory=Evidence)
     hang: Hang = Field(default_factory=Hang)

@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
 
+from denpexd.settings_alerts import Match, Quiet, Severity, many
 from denpexd.settings_values import Duration, SecretUrl, Section, Size, as_list, check_http_url
-
-Severity = Literal["critical", "high", "medium", "low"]
 
 _OWN_HEADERS = {
     "idempotency-key",
@@ -21,14 +20,28 @@ _OWN_HEADERS = {
 }
 
 
-class SinkOptions(Section):
-    """What every destination of alerts has."""
+_Remind = Annotated[Duration, Field(ge=0, le=8 * 3600)]
 
+
+class _Named(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")] | None = Field(
         default=None, description="name in metrics and in the state database; needed where a type is used twice"
     )
+
+
+class SinkOptions(_Named):
+    """What every destination of alerts has."""
+
     severity: Annotated[list[Severity], BeforeValidator(as_list), Field(min_length=1)] | None = Field(
         default=None, description="send only incidents of these severities"
+    )
+    match: Match | None = Field(default=None, description="send only incidents that fit all of this")
+    unless: Match | None = Field(default=None, description="and none that fits all of this")
+    remind: _Remind = Field(
+        default=1800.0, description="time until an open incident is said again, then twice as long, up to 8h; 0s: never"
+    )
+    quiet: Annotated[list[Quiet], BeforeValidator(many), Field(max_length=20)] = Field(
+        default_factory=list, description="hours in which incidents of some severities wait"
     )
 
 
@@ -36,12 +49,14 @@ class ConsoleSink(SinkOptions):
     """Prints the report to standard output."""
 
     type: Literal["console"] = "console"
+    remind: _Remind = 0.0
 
 
 class FileSink(SinkOptions):
     """Appends the verdict of every message to a file, a line of JSON each."""
 
     type: Literal["file"]
+    remind: _Remind = 0.0
     path: Path = Field(description="file to append to; made with mode 0600, its folder must exist")
     size: Annotated[Size, Field(ge=4096)] = Field(
         default=64 * 1024**2, description="a file that would grow beyond this is moved to PATH.1 first"
@@ -49,14 +64,18 @@ class FileSink(SinkOptions):
     keep: Annotated[int, Field(ge=0, le=100)] = Field(default=3, description="how many moved files are kept")
 
 
-class _UrlSink(SinkOptions):
+class _Url(Section):
     url: SecretUrl | None = Field(default=None, description="where to send to")
     url_file: Path | None = Field(default=None, description="file that holds the URL, read at every use")
 
     @model_validator(mode="after")
-    def _one_url(self) -> "_UrlSink":
+    def _one_url(self) -> "_Url":
         _only_one(("url", self.url), ("url_file", self.url_file))
         return self
+
+
+class _UrlSink(SinkOptions, _Url):
+    """A destination that a URL names."""
 
 
 class _HttpSink(_UrlSink):
@@ -86,6 +105,7 @@ class AlertmanagerSink(_HttpSink):
     """Pushes alerts to an Alertmanager (API v2)."""
 
     type: Literal["alertmanager"]
+    remind: _Remind = 0.0  # it reminds by itself (repeat_interval)
     interval: Annotated[Duration, Field(ge=5, le=3600)] = Field(
         default=60.0, description="how often open alerts are sent again; keep it below resolve_timeout (5m)"
     )
@@ -146,6 +166,7 @@ class PagerDutySink(SinkOptions):
     """PagerDuty: one incident each, triggered, updated and resolved by Events API v2."""
 
     type: Literal["pagerduty"]
+    remind: _Remind = 0.0  # it escalates by itself
     routing_key: SecretStr | None = Field(default=None, description="integration key of the service (Events API v2)")
     routing_key_file: Path | None = Field(default=None, description="file that holds it, read at every use")
     region: Literal["us", "eu"] = Field(default="us", description="where the account is")
@@ -177,8 +198,21 @@ class PagerDutySink(SinkOptions):
         return (self.api_url or f"https://api{'.eu' * (self.region == 'eu')}.pagerduty.com").rstrip("/")
 
 
+class HeartbeatSink(_Named, _Url):
+    """Asks a URL again and again while the daemon works, for a service that alarms when nobody asks."""
+
+    type: Literal["heartbeat"]
+    every: Annotated[Duration, Field(ge=5, le=86400)] = Field(default=60.0, description="time between two requests")
+    method: Literal["GET", "POST", "HEAD"] = Field(default="GET", description="of the request")
+
+    @model_validator(mode="after")
+    def _web(self) -> "HeartbeatSink":
+        _http(self.url)
+        return self
+
+
 Sink = Annotated[
-    ConsoleSink | FileSink | WebhookSink | SlackSink | PagerDutySink | AlertmanagerSink | AppriseSink,
+    ConsoleSink | FileSink | WebhookSink | SlackSink | PagerDutySink | AlertmanagerSink | AppriseSink | HeartbeatSink,
     Field(discriminator="type"),
 ]
 

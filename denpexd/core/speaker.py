@@ -93,13 +93,7 @@ class Speaker:
             since = self._job.blind_until + max(2.0, 2 * (self._job.usual or 0.0))
             if self._job.moved_t is not None and self._job.moved_t > since:
                 del self._adopted[slot]
-                change = {
-                    "state": "closed",
-                    "event": "closed",
-                    "revision": _revision(known) + 1,
-                    "updated_t": self._now,
-                }
-                out.append(Closed({**known, **change}))
+                out.append(Closed(_ended(known, self._now)))
 
     # --- what to say ------------------------------------------------------------------------------------------------
 
@@ -254,6 +248,10 @@ class Speaker:
         for slot, incident in list(self._incidents.items()):
             if incident.key == key:
                 self._close(out, slot, incident, by="hand")
+        for slot, known in list(self._adopted.items()):
+            if known["key"] == key:
+                del self._adopted[slot]
+                out.append(Closed(_ended(known, now)))
         return out
 
     def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:
@@ -282,6 +280,12 @@ class Speaker:
 def _quotes(c: Candidate, said: set[tuple[str, int]]) -> bool:
     """Whether it rests on the very lines that others rest on."""
     return any(e.kind == "log" and (e.source, e.offset) in said for e in c.evidence)
+
+
+def _ended(known: Mapping[str, object], now: float) -> Mapping[str, object]:
+    """The end of an incident of which only its last verdict is known."""
+    change = {"state": "closed", "event": "closed", "revision": _revision(known) + 1, "updated_t": now}
+    return {**known, **change}
 
 
 def _revision(verdict_: Mapping[str, object]) -> int:

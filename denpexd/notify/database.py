@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,8 +29,8 @@ _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 class Database:
     """One file, one process; not safe for concurrent calls, the caller serialises them."""
 
-    def __init__(self, path: Path, schema: str, version: int) -> None:
-        self.path, self._schema, self._version = path, schema, version
+    def __init__(self, path: Path, schemas: Sequence[Sequence[str]]) -> None:
+        self.path, self._schemas = path, schemas
         self._lock: TextIO | None = None
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -113,16 +114,51 @@ class Database:
         empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if not empty and owner != APPLICATION_ID:
             raise StateError(f"{self.path} is a database of another program; choose another state_dir")
-        if found > self._version:
+        newest = len(self._schemas)
+        if found > newest:
             raise StateError(
-                f"state {self.path} has schema {found}, this denpexd knows {self._version}: "
+                f"state {self.path} has schema {found}, this denpexd knows {newest}: "
                 "run the newer denpexd, or move the file away to start afresh"
             )
         if empty:
-            connection.executescript(
-                f"BEGIN; {self._schema} PRAGMA application_id={APPLICATION_ID};"
-                f"PRAGMA user_version={self._version}; COMMIT;"
-            )
+            self._bring_up(connection, 0)
+        elif found < newest:
+            self._migrate(connection, found)
+        for older in range(1, newest):  # of a migration that worked, but for its last step
+            self._copy(older).unlink(missing_ok=True)
+
+    def _copy(self, schema: int) -> Path:
+        return self.path.with_name(f"{self.path.name}.schema-{schema}")
+
+    def _migrate(self, connection: sqlite3.Connection, found: int) -> None:
+        """From an older schema to ours, all or nothing; a copy of the old file is kept until that has worked."""
+        copy = self._copy(found)
+        try:
+            copy.unlink(missing_ok=True)
+            os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            with closing(sqlite3.connect(copy)) as target:
+                connection.backup(target)
+            self._bring_up(connection, found)
+        except (sqlite3.Error, OSError) as error:
+            raise StateError(
+                f"state {self.path} cannot be brought from schema {found} to {len(self._schemas)}: {error}; "
+                f"it is as it was, and the denpexd before this one can use it (a copy may be in {copy})"
+            ) from error
+        log.info("state %s was brought from schema %d to %d", self.path, found, len(self._schemas))
+
+    def _bring_up(self, connection: sqlite3.Connection, found: int) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statements in self._schemas[found:]:
+                for sql in statements:
+                    connection.execute(sql)
+            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version={len(self._schemas)}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
 
     def _set_aside(self) -> Path:
         number = 1

@@ -8,8 +8,9 @@ its reason (in the table `deliveries`).
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
 
 from denpexd.clock import Clock
 from denpexd.errors import DeliveryError, StateError
@@ -24,6 +25,7 @@ MAX_WAIT = 300.0
 # A sink that fails is left alone for at most this long, so that one bad message does not hold up the others.
 MAX_HOLD = 30.0
 GIVE_UP_AFTER = 24 * 3600.0
+LEAVE = 15.0  # seconds that a message under way gets when its sink is replaced
 
 
 class Sink(Protocol):
@@ -52,42 +54,140 @@ class Refreshing(Protocol):
         ...
 
 
-class Deliverer:
-    """Runs the sinks. `counters`: how many messages by (sink, outcome), outcome sent | retried | dead."""
+@runtime_checkable
+class Beating(Protocol):
+    """A sink that is to hear every `beat_every` seconds that the daemon works, and nothing else."""
 
-    def __init__(self, store: Store, sinks: Sequence[Sink], clock: Clock, rng: random.Random) -> None:
-        self._store, self._sinks, self._clock, self._rng = store, list(sinks), clock, rng
-        self.counters = {(sink.name, outcome): 0 for sink in sinks for outcome in ("sent", "retried", "dead")}
-        self._wakers = {sink.name: asyncio.Event() for sink in sinks}
-        self._hold = {sink.name: 0.0 for sink in sinks}
-        self._refresh_at = {sink.name: clock.now() for sink in sinks if isinstance(sink, Refreshing)}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = False
+    name: str
+    beat_every: float
+
+    async def beat(self) -> None:
+        """Say so; DeliveryError if that failed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One sink at work. `leaving`: "once" to try what is due and end, "now" to end after the message under way."""
+
+    sink: Sink
+    again_at: float  # when it is refreshed, or beats
+    waker: asyncio.Event = field(default_factory=asyncio.Event)
+    hold: float = 0.0
+    well: bool = True
+    leaving: Literal["", "once", "now"] = ""
+    task: "asyncio.Task[None] | None" = None
+
+
+class Deliverer:
+    """Runs the sinks. `counters`: how many messages by (sink, outcome), outcome sent | retried | dead.
+
+    `alive`: whether the daemon makes progress, for sinks that beat.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sinks: Sequence[Sink],
+        clock: Clock,
+        rng: random.Random,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._store, self._clock, self._rng, self._alive = store, clock, rng, alive
+        self.counters: dict[tuple[str, str], int] = {}
+        self._left: set[asyncio.Task[None]] = set()  # sinks that were taken away, at their last messages
+        self._swapped = asyncio.Event()
+        self._running = self._draining = False
+        self._lanes = {sink.name: self._lane(sink) for sink in sinks}
+
+    def _lane(self, sink: Sink) -> _Lane:
+        for outcome in ("sent", "retried", "dead"):
+            self.counters.setdefault((sink.name, outcome), 0)
+        return _Lane(sink, self._clock.now())
 
     def wake(self) -> None:
         """There are new messages; call it in the event loop after a commit."""
-        for waker in self._wakers.values():
-            waker.set()
+        for lane in self._lanes.values():
+            lane.waker.set()
+
+    def well(self, name: str) -> bool:
+        """Whether the sink took the last message that it was offered."""
+        lane = self._lanes.get(name)
+        return lane is not None and lane.well
 
     async def run(self) -> None:
-        """Deliver until `drain` or cancellation; needs at least one sink."""
+        """Deliver until `drain` or cancellation."""
         await self._drop_orphans()
-        self._tasks = {asyncio.create_task(self._serve(sink), name=f"sink-{sink.name}") for sink in self._sinks}
+        self._running = True
+        self._start()
         try:
-            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+            while (tasks := [task for task in self._tasks() if not task.done()]) or not self._draining:
+                self._swapped.clear()
+                swapped = asyncio.create_task(self._swapped.wait())
+                await asyncio.wait({*tasks, swapped}, return_when=asyncio.FIRST_COMPLETED)
+                swapped.cancel()
+                for task in tasks:
+                    if task.done() and not task.cancelled():
+                        task.result()  # a fault in one ends all; whoever runs this begins again
         finally:
-            for task in self._tasks:
+            self._running = False
+            for task in (*self._tasks(), *self._left):
                 task.cancel()
-        for task in done:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+
+    def _tasks(self) -> list["asyncio.Task[None]"]:
+        return [lane.task for lane in self._lanes.values() if lane.task is not None]
+
+    def _start(self) -> None:
+        for name, lane in self._lanes.items():
+            lane.task = asyncio.create_task(self._serve(lane), name=f"sink-{name}")
+
+    def use(self, sinks: Sequence[Sink]) -> None:
+        """Other sinks from now on; one that is in both lists goes on undisturbed.
+
+        A changed one takes over the messages of the one of its name, once the message under way has had its end; what
+        waits for one that is gone is tried once more and then set aside.
+        """
+        former, self._lanes = self._lanes, {}
+        for sink in sinks:
+            was = former.pop(sink.name, None)
+            if was is not None and was.sink is sink:
+                self._lanes[sink.name] = was
+                continue
+            lane = self._lanes[sink.name] = self._lane(sink)
+            if self._running:
+                after = self._leave(was, "now") if was is not None else None
+                lane.task = asyncio.create_task(self._serve(lane, after), name=f"sink-{sink.name}")
+        for was in former.values():
+            if (after := self._leave(was, "once")) is not None:
+                self._left.add(task := asyncio.create_task(self._orphan(after), name=f"sink-{was.sink.name}-left"))
+                task.add_done_callback(self._left.discard)
+        self._swapped.set()
+
+    @staticmethod
+    def _leave(lane: _Lane, how: Literal["once", "now"]) -> "asyncio.Task[None] | None":
+        lane.leaving = how
+        lane.waker.set()
+        return lane.task
+
+    async def _orphan(self, last: "asyncio.Task[None]") -> None:
+        await self._end(last)
+        await self._drop_orphans()
+
+    async def _end(self, task: "asyncio.Task[None]") -> None:
+        """Wait for a sink that is leaving, not for ever: a message under way is then sent again, with its key."""
+        timer = asyncio.create_task(self._clock.sleep(LEAVE))
+        await asyncio.wait({task, timer}, return_when=asyncio.FIRST_COMPLETED)
+        for one in (task, timer):
+            one.cancel()
+        await asyncio.gather(task, timer, return_exceptions=True)
 
     async def drain(self, grace: float) -> None:
         """Try once what is due, for at most `grace` seconds, then stop; the rest stays in the outbox."""
         self._draining = True
         self.wake()
+        self._swapped.set()
         timer = asyncio.create_task(self._clock.sleep(grace))
-        running = set(self._tasks)
+        running = {*self._tasks(), *self._left}
         while running and not timer.done():
             done, _ = await asyncio.wait({*running, timer}, return_when=asyncio.FIRST_COMPLETED)
             running -= done
@@ -97,52 +197,55 @@ class Deliverer:
 
     async def once(self, grace: float) -> None:
         """Try what waits once, without `run`, for at most `grace` seconds."""
-        self._tasks = {asyncio.create_task(self._serve(sink), name=f"sink-{sink.name}") for sink in self._sinks}
+        self._start()
         await self.drain(grace)
 
     async def _drop_orphans(self) -> None:
         for row in self._store.due(float("inf"), limit=1_000_000):
-            if row.delivery.sink not in self._wakers:
+            if row.delivery.sink not in self._lanes:
                 await asyncio.to_thread(self._store.dead, row, "the sink is no longer configured")
 
-    async def _serve(self, sink: Sink) -> None:
-        failed = 0
-        while True:
-            self._wakers[sink.name].clear()
-            if isinstance(sink, Refreshing) and not self._draining:
-                await self._refresh(sink.name, sink)
-            due = [] if self._held(sink.name) else self._store.due(self._clock.wall(), sink.name, limit=1)
+    async def _serve(self, lane: _Lane, after: "asyncio.Task[None] | None" = None) -> None:
+        if after is not None:
+            await self._end(after)
+        failed, name = 0, lane.sink.name
+        while lane.leaving != "now":
+            lane.waker.clear()
+            last = self._draining or bool(lane.leaving)
+            if not last:
+                await self._refresh(lane)
+            held = self._clock.now() < lane.hold
+            due = [] if held else self._store.due(self._clock.wall(), name, limit=1)
             if due:
-                failed = 0 if await self._attempt(sink, due[0], failed) else failed + 1
-            elif self._draining:
+                failed = 0 if await self._attempt(lane, due[0], failed) else failed + 1
+                lane.well = not failed
+            elif last:
                 return
-            if self._draining and failed:
+            if last and failed:
                 return
             if not due:
-                await self._wait(sink.name)
+                await self._wait(lane)
 
-    def _held(self, name: str) -> bool:
-        return self._clock.now() < self._hold[name]
-
-    async def _attempt(self, sink: Sink, row: Row, failed: int) -> bool:
+    async def _attempt(self, lane: _Lane, row: Row, failed: int) -> bool:
         """Whether the sink is well: it took the message, or refused just this one."""
+        sink = lane.sink
         self._store.lease(row)
         try:
             await sink.send(row)
         except DeliveryError as error:
-            return await self._failed(sink, row, error, failed)
+            return await self._failed(lane, row, error, failed)
         except Exception as error:
             log.exception("sink %s failed unexpectedly", sink.name)
             fault = DeliveryError(f"unexpected {type(error).__name__}", retryable=True)
-            return await self._failed(sink, row, fault, failed)
+            return await self._failed(lane, row, fault, failed)
         finally:
             self._store.release(row)
         await asyncio.to_thread(self._store.done, row)
         self.counters[sink.name, "sent"] += 1
         return True
 
-    async def _failed(self, sink: Sink, row: Row, error: DeliveryError, failed: int) -> bool:
-        name, now = sink.name, self._clock.wall()
+    async def _failed(self, lane: _Lane, row: Row, error: DeliveryError, failed: int) -> bool:
+        sink, name, now = lane.sink, lane.sink.name, self._clock.wall()
         tried_out = sink.max_attempts is not None and row.attempts + 1 >= sink.max_attempts
         if not error.retryable or tried_out or now - row.created > GIVE_UP_AFTER:
             what = row.delivery.idempotency_key
@@ -152,7 +255,7 @@ class Deliverer:
             return not error.retryable
         wait = self._backoff(row.attempts) if error.after is None else error.after
         hold = min(self._backoff(failed), wait, MAX_HOLD) if error.after is None else error.after
-        self._hold[name] = self._clock.now() + hold
+        lane.hold = self._clock.now() + hold
         level = logging.WARNING if row.attempts == 0 else logging.DEBUG
         log.log(level, "sink %s: message %s is tried again in %.1f s: %s", name, row.delivery.key, wait, error)
         await asyncio.to_thread(self._store.retry, row, now + wait, error.reason)
@@ -163,27 +266,42 @@ class Deliverer:
         longest = min(MAX_WAIT, FIRST_WAIT * 2.0 ** min(attempts, 16))
         return self._rng.uniform(longest / 2, longest)
 
-    async def _refresh(self, name: str, sink: Refreshing) -> None:
-        if self._clock.now() < self._refresh_at[name] or self._held(name):
+    async def _refresh(self, lane: _Lane) -> None:
+        sink, now = lane.sink, self._clock.now()
+        if not isinstance(sink, Refreshing | Beating) or now < lane.again_at or now < lane.hold:
             return
-        self._refresh_at[name] = self._clock.now() + sink.refresh_every
+        lane.again_at = now + (sink.refresh_every if isinstance(sink, Refreshing) else sink.beat_every)
         try:
-            if verdicts := await asyncio.to_thread(self._store.told_open, name):
+            if isinstance(sink, Beating):
+                await self._beat(sink)
+            elif verdicts := await asyncio.to_thread(self._store.told_open, sink.name):
                 await sink.refresh(verdicts)
         except (DeliveryError, StateError) as error:
-            log.warning("sink %s: the regular round over open incidents failed: %s", name, error)
+            what = "heartbeat failed" if isinstance(sink, Beating) else "the regular round over open incidents failed"
+            log.warning("sink %s: %s: %s", sink.name, what, error)
 
-    async def _wait(self, name: str) -> None:
+    async def _beat(self, sink: Beating) -> None:
+        if not self._alive():
+            log.warning("sink %s: no heartbeat, as the daemon makes no progress", sink.name)
+            return
+        try:
+            await sink.beat()
+            self.counters[sink.name, "sent"] += 1
+        except DeliveryError:
+            self.counters[sink.name, "retried"] += 1
+            raise
+
+    async def _wait(self, lane: _Lane) -> None:
         """Until a new message, or until something is due."""
         now = self._clock.now()
         until = [now + MAX_WAIT]
-        if (due := self._store.next_due(name)) is not None:
-            until.append(max(now + due - self._clock.wall(), self._hold[name]))
-        if name in self._refresh_at:
-            until.append(max(self._refresh_at[name], self._hold[name]))
+        if (due := self._store.next_due(lane.sink.name)) is not None:
+            until.append(max(now + due - self._clock.wall(), lane.hold))
+        if isinstance(lane.sink, Refreshing | Beating):
+            until.append(max(lane.again_at, lane.hold))
         waiting = {
             asyncio.create_task(self._clock.sleep(max(0.0, min(until) - now))),
-            asyncio.create_task(self._wakers[name].wait()),
+            asyncio.create_task(lane.waker.wait()),
         }
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -14,22 +14,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import StateError
 from denpexd.notify.database import Database, Statement
-from denpexd.notify.policy import Delivery, Sent, Verdict
+from denpexd.notify.policy import Delivery, Sent, Verdict, after
 from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
     DEAD,
+    INCIDENTS,
     MAX_CLOSED,
     MAX_FINISHED,
     MAX_JOURNAL,
     MAX_TOLD,
     PRUNE,
-    RECEIPTS,
-    SCHEMA,
-    SCHEMA_VERSION,
+    SCHEMAS,
+    TOLD,
     Row,
     delivery_row,
     delivery_statement,
@@ -42,12 +43,13 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 10_000
 PRUNE_EVERY = 256  # commits
 # Rows that wait in memory while the disk refuses them, by kind; the oldest go first.
-MAX_UNSAVED = {
-    "journal": MAX_JOURNAL,
-    "delivery": 2 * MAX_FINISHED,
-    "incident": 2 * MAX_CLOSED,
-    "position": 50_000,
+MAX_UNSAVED = {"journal": MAX_JOURNAL, "delivery": 2 * MAX_FINISHED, "incident": 2 * MAX_CLOSED, "position": 50_000}
+MAX_UNSAVED |= {
     "receipt": 2 * MAX_CLOSED,
+    "decision": MAX_FINISHED,
+    "held": 2 * MAX_TOLD,
+    "acknowledgement": MAX_FINISHED,
+    "silence": 2_000,
 }
 # No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
 LONGEST_WAIT = 900.0
@@ -59,7 +61,8 @@ class Store:
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.recovered: str | None = None
         self.counters = {"state_write_errors": 0, "redactions": 0, "outbox_dropped": 0, "unsaved_dropped": 0}
-        self._database = Database(path, SCHEMA, SCHEMA_VERSION)
+        self.dropped: list[Delivery] = []  # as too many waited
+        self._database = Database(path, SCHEMAS)
         self._clock: Clock = clock or SystemClock()
         self._memory, self._disk = threading.Lock(), threading.Lock()
         self._rows: dict[int, Row] = {}  # pending, in order of id
@@ -75,13 +78,11 @@ class Store:
         self.recovered = self._database.open()
         if self.recovered:
             log.warning("%s", self.recovered)
-        self._database.write([(RECEIPTS, ())])
         rows = self._database.rows
         for row in map(delivery_row, rows("SELECT * FROM deliveries WHERE state = 'pending' ORDER BY id")):
             self._rows[row.id] = row
-        # SQLite takes the bare column from the row that has the maximum.
-        for sink, key, revision, event in rows("SELECT sink, key, max(revision), event FROM deliveries GROUP BY 1, 2"):
-            self._last.setdefault(key, {})[sink] = Sent(revision, event)
+        for sink, key, revision, event, reason, told, at in rows(TOLD):
+            self._tell(Delivery(sink, key, revision, event, "", reason, {}, told), at)
         self._next_delivery = rows("SELECT coalesce(max(id), 0) + 1 FROM deliveries")[0][0]
         self._next_journal = rows("SELECT coalesce(max(id), 0) + 1 FROM journal")[0][0]
         return self
@@ -105,8 +106,11 @@ class Store:
         incidents: Sequence[Verdict] = (),
         deliveries: Sequence[Delivery] = (),
         journal: Sequence[str] = (),
+        more: Mapping[tuple[object, ...], Statement] | None = None,
     ) -> None:
         """Write a batch in one transaction (disk); a position None is forgotten, a revision known already is skipped.
+
+        `more`: further statements, by what they are about; of two about the same the later one counts.
 
         Everything is redacted before it is written. StateError when writing begins to fail, once; until it works
         again further batches are kept in memory without an error. Messages can be sent after this, in either case.
@@ -116,8 +120,10 @@ class Store:
             batch["position", source] = position_statement(source, value)
         for verdict in incidents:
             batch["incident", verdict["key"]] = incident_statement(self._clean(verdict), self._clock.wall())
+        batch |= more or {}
         rows = list(self._new_rows(deliveries))
-        batch |= {("delivery", row.id): delivery_statement(row) for row in rows}
+        stale = self._stale(rows)
+        batch |= {("delivery", row.id): delivery_statement(row) for row in (*stale, *rows)}
         for line in journal:
             values = (self._next_journal, self._line(line))
             batch["journal", self._next_journal] = ("INSERT OR REPLACE INTO journal VALUES (?,?)", values)
@@ -129,6 +135,9 @@ class Store:
         # Visible to the senders only now: a message must not arrive before its key is on disk.
         with self._memory:
             self._rows |= {row.id: row for row in rows}
+            for row in stale:
+                if row.id not in self._leased:
+                    self._rows.pop(row.id, None)  # it may have arrived meanwhile
         self._drop_overflow()
         if error is not None and not self._told:
             self._told = True
@@ -137,16 +146,32 @@ class Store:
     def _new_rows(self, deliveries: Sequence[Delivery]) -> Iterator[Row]:
         now = self._clock.wall()
         for delivery in deliveries:
-            told = self._last.setdefault(delivery.key, {})
-            last = told.get(delivery.sink)
+            last = self._last.get(delivery.key, {}).get(delivery.sink)
             if last is not None and delivery.revision <= last.revision:
                 continue
-            told[delivery.sink] = Sent(delivery.revision, delivery.event)
-            if len(self._last) > MAX_TOLD:
-                del self._last[next(iter(self._last))]
+            self._tell(delivery, now)
             clean = replace(delivery, verdict=self._clean(delivery.verdict))
             yield Row(self._next_delivery, clean, "pending", 0, now, now)
             self._next_delivery += 1
+
+    def _tell(self, delivery: Delivery, at: float) -> None:
+        told = self._last.setdefault(delivery.key, {})
+        told[delivery.sink] = after(delivery, told.get(delivery.sink), at)
+        if len(self._last) > MAX_TOLD:
+            del self._last[next(iter(self._last))]
+
+    def _stale(self, rows: Sequence[Row]) -> list[Row]:
+        """Updates that wait and that a newer message makes needless: a receiver that was away gets the last one."""
+        newest = {row.slot: row.id for row in rows}
+        if not newest:
+            return []
+        with self._memory:
+            waiting = [row for row in self._rows.values() if row.id not in self._leased]
+        return [
+            replace(row, state="merged", delivery=replace(row.delivery, verdict={}))
+            for row in (*waiting, *rows)
+            if row.delivery.event == "updated" and row.id < newest.get(row.slot, 0)
+        ]
 
     def _clean(self, verdict: Verdict) -> dict[str, object]:
         clean, found = redact_verdict(verdict)
@@ -198,35 +223,44 @@ class Store:
             oldest = [row for row in self._rows.values() if row.id not in self._leased][:excess]
         for row in oldest:
             self.counters["outbox_dropped"] += 1
+            with self._memory:
+                self.dropped.append(row.delivery)
             self.dead(row, f"more than {MAX_PENDING} messages waited")
+
+    def take_dropped(self) -> list[Delivery]:
+        """The messages that were dropped since the last call, as too many waited."""
+        with self._memory:
+            taken, self.dropped = self.dropped, []
+        return taken
 
     def positions(self) -> dict[str, str]:
         """Where each source was read to (disk)."""
-        with self._disk:
-            rows = self._database.rows("SELECT source, value FROM positions")
+        rows = self.rows("SELECT source, value FROM positions")
         return {os.fsdecode(source): value for source, value in rows}
 
     def incidents(self, state: str | None = None, limit: int = 1000) -> list[Verdict]:
         """The incidents, last changed first; `state` open or closed (disk)."""
         with self._disk:
-            sql = "SELECT * FROM incidents WHERE ? IN ('', state) ORDER BY updated DESC LIMIT ?"
+            sql = f"{INCIDENTS} WHERE ? IN ('', state) ORDER BY updated DESC LIMIT ?"
             rows = self._database.rows(sql, (state or "", limit))
         with self._memory:
             fresh = [values for name, (_, values) in self._unsaved.items() if name[0] == "incident"]
-        found = {values[0]: values for values in [*rows, *fresh]}
+        found = {values[0]: values[:4] for values in [*rows, *fresh]}
         chosen = sorted((v for v in found.values() if state in (None, v[1])), key=lambda v: -v[2])
         return [json.loads(verdict) for _, _, _, verdict in chosen[:limit]]
 
+    def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query, as they are on disk (disk)."""
+        with self._disk:
+            return self._database.rows(sql, values)
+
     def journal(self) -> list[str]:
         """The journal, oldest line first (disk)."""
-        with self._disk:
-            return [line for (line,) in self._database.rows("SELECT line FROM journal ORDER BY id")]
+        return [line for (line,) in self.rows("SELECT line FROM journal ORDER BY id")]
 
     def told(self, key: str) -> list[tuple[float, str, str, str]]:
         """When each known message about an incident was made, its sink, event and state, oldest first (disk)."""
-        with self._disk:
-            sql = "SELECT created, sink, event, state FROM deliveries WHERE key = ? ORDER BY id"
-            return self._database.rows(sql, (key,))
+        return self.rows("SELECT created, sink, event, state FROM deliveries WHERE key = ? ORDER BY id", (key,))
 
     def sent(self, key: str) -> dict[str, Sent]:
         """The last message planned about an incident, by sink; what `policy.plan` asks for."""
@@ -259,8 +293,7 @@ class Store:
 
     def dead_letters(self) -> list[Row]:
         """The messages that will not be sent, oldest first (disk)."""
-        with self._disk:
-            return [delivery_row(values) for values in self._database.rows(DEAD)]
+        return [delivery_row(values) for values in self.rows(DEAD)]
 
     def lease(self, row: Row) -> None:
         """Keep a message from being handed out again until its fate is known; a crash frees it."""
@@ -291,8 +324,7 @@ class Store:
         with self._memory:
             if (fresh := self._unsaved.get(("receipt", sink, key))) is not None:
                 return str(fresh[1][2])
-        with self._disk:
-            found = self._database.rows("SELECT value FROM receipts WHERE sink = ? AND key = ?", (sink, key))
+        found = self.rows("SELECT value FROM receipts WHERE sink = ? AND key = ?", (sink, key))
         return str(found[0][0]) if found else None
 
     def keep_receipt(self, sink: str, key: str, value: str) -> None:

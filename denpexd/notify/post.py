@@ -65,6 +65,11 @@ async def get_json(client: httpx.AsyncClient, url: str, *, headers: Mapping[str,
         raise DeliveryError("the answer is not JSON", retryable=True) from None
 
 
+async def touch(client: httpx.AsyncClient, method: str, url: str, *, wall: float, limit: float) -> None:
+    """A request without content, whose answer does not matter beyond 2xx; DeliveryError otherwise."""
+    await _exchange(client, method, url, {}, None, wall, limit, 0)
+
+
 async def _exchange(
     client: httpx.AsyncClient,
     method: str,

@@ -16,13 +16,14 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Deliverer, Sink
 from denpexd.notify.message import Links, summary_text
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Delivery, SinkFilter, Verdict, revision_of
+from denpexd.notify.policy import Delivery, Verdict, revision_of
 from denpexd.notify.post import new_client
 from denpexd.notify.render import report
 from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
 from denpexd.notify.sinks_file import FileSink
+from denpexd.notify.sinks_heartbeat import HeartbeatSink
 from denpexd.notify.sinks_pagerduty import Acknowledged, PagerDutySink
 from denpexd.notify.sinks_slack import Receipts, SlackSink
 from denpexd.notify.sinks_webhook import WebhookSink
@@ -31,6 +32,7 @@ from denpexd.settings import Settings
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
 from denpexd.settings_sinks import FileSink as FileOptions
+from denpexd.settings_sinks import HeartbeatSink as HeartbeatOptions
 from denpexd.settings_sinks import PagerDutySink as PagerDutyOptions
 from denpexd.settings_sinks import SlackSink as SlackOptions
 from denpexd.settings_sinks import WebhookSink as WebhookOptions
@@ -141,6 +143,8 @@ def make_sinks(
             sinks.append(AlertmanagerSink(name, options, client, clock, links))
         elif isinstance(options, AppriseOptions):
             sinks.append(AppriseSink(name, options, links))
+        elif isinstance(options, HeartbeatOptions):
+            sinks.append(HeartbeatSink(name, options, client, clock))
         else:
             sinks.append(ConsoleSink(name, stream, color=color, width=width))
     return sinks
@@ -187,11 +191,3 @@ def _chosen(sinks: Sequence[Sink], only: str | None) -> list[Sink]:
     if not chosen:
         raise SettingsError(f"no sink is named {only!r}; configured: {', '.join(s.name for s in sinks)}")
     return chosen
-
-
-def filters(settings: Settings) -> list[SinkFilter]:
-    """The sinks as `policy.plan` wants them."""
-    return [
-        SinkFilter(name, None if options.severity is None else frozenset(options.severity))
-        for name, options in settings.named_sinks()
-    ]

@@ -13,6 +13,7 @@ from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.rows import Row
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import HeartbeatSink as HeartbeatOptions
 from denpexd.settings_sinks import WebhookSink as WebhookOptions
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import check_http_url
@@ -65,7 +66,7 @@ def signature(secret: str, wall: float, body: bytes) -> dict[str, str]:
     return {"X-Denpexd-Timestamp": at, "X-Denpexd-Signature": f"sha256={digest}"}
 
 
-def http_url(options: WebhookOptions | AlertmanagerOptions) -> str:
+def http_url(options: WebhookOptions | AlertmanagerOptions | HeartbeatOptions) -> str:
     """The URL, read now; a file may be filled or mended later, so a missing one is tried again."""
     try:
         return check_http_url(read_secret(options.url, options.url_file))

@@ -1,11 +1,11 @@
 """What is too much for one receiver: further incidents are told together, in one message, instead of one page each.
 
-Of one failure of one job three first messages an hour, of all together sixty; what is above waits for a digest. Nothing
-here does I/O; times are seconds on any steady axis.
+Of one failure of one job three first messages an hour, of all together sixty; what is above waits for a digest. The
+digests of what was not told alone for other reasons are made here, too. Nothing here does I/O; times are Unix seconds.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 SAME, ALL, WITHIN = 3, 60, 3600.0
@@ -43,21 +43,33 @@ class Storm:
             self._since = now
         self.held[str(verdict["key"])] = verdict
 
-    def over(self, verdict: Verdict) -> None:
-        """An incident has ended; if it waits to be told, this is told of it."""
-        if (key := str(verdict["key"])) in self.held:
-            self.held[key] = verdict
-
-    def digest(self, now: float, *, last: bool = False) -> dict[str, object] | None:
-        """One message for all that waits, when its time has come or `last`, as a verdict; None otherwise."""
+    def take(self, now: float, *, last: bool = False) -> list[Verdict]:
+        """All that waits, when the time for one message about it has come or `last`; nothing otherwise."""
         due = last or len(self.held) >= MOST or now >= max(self._since + GATHER, self._told + EVERY)
         if not self.held or not due:
-            return None
+            return []
         held, self.held, self._told = list(self.held.values()), {}, now
-        return _digest(held, now)
+        return held
 
 
-def _digest(held: list[Verdict], now: float) -> dict[str, object]:
+_WHY = {
+    "storm": (
+        "further incidents",
+        "Too many incidents for a message each.",
+        f"Within an hour a receiver is told of {ALL} incidents, and of {SAME} of one failure in one job.",
+    ),
+    "maintenance": ("incidents during maintenance", "Held back during maintenance.", "A maintenance window was set."),
+    "quiet": ("incidents during quiet hours", "Held back during quiet hours.", "This receiver has quiet hours."),
+    "dropped": (
+        "incidents that could not be told in time",
+        "This receiver was away for so long that messages had to be dropped.",
+        "More messages waited than the outbox holds; `denpexd notify dead` lists what was dropped.",
+    ),
+}
+
+
+def digest(reason: str, sink: str, held: Sequence[Verdict], now: float) -> dict[str, object]:
+    """One message about many incidents, as a verdict. `reason`: storm | maintenance | quiet | dropped."""
     jobs: dict[str, Counter[str]] = {}
     for verdict in held:
         jobs.setdefault(str(verdict.get("failure")), Counter())[str(verdict.get("job"))] += 1
@@ -68,16 +80,16 @@ def _digest(held: list[Verdict], now: float) -> dict[str, object]:
     severity = max(
         (str(v.get("severity")) for v in held), key=lambda s: _SEVERITIES.index(s) if s in _SEVERITIES else 0
     )
-    answer = f"Too many incidents for a message each. These {len(held)}, {ended} of them over by now: {listed}."
+    what, why, cause = _WHY[reason]
     return notice(
-        key=f"denpexd-storm-{round(now * 1000):x}",
+        key=f"denpexd-{reason}-{round(now * 1000):x}-{sink}",
         job="denpexd",
-        failure="denpexd-storm",
-        title=f"{len(held)} further incidents",
+        failure=f"denpexd-{reason}",
+        title=f"{len(held)} {what}",
         severity=severity,
         t=now,
-        quick_answer=answer,
-        root_cause=f"Within an hour a receiver is told of {ALL} incidents, and of {SAME} of one failure in one job.",
+        quick_answer=f"{why} These {len(held)}, {ended} of them over by now: {listed}.",
+        root_cause=cause,
         incidents=[str(v["key"]) for v in held],
         remediation=[{"do": "Look at them in the console or in /api/v1/incidents.", "risk": "read-only"}],
     )

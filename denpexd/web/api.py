@@ -17,6 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from denpexd.clock import Clock, SystemClock
+from denpexd.errors import RequestError
+from denpexd.web.changes import Changes
 from denpexd.web.exposition import Exposition
 from denpexd.web.gate import Gate, answer_error, is_loopback
 from denpexd.web.live import Live
@@ -26,6 +28,7 @@ from denpexd.web.rest import Rest
 from denpexd.web.server import bind, serve
 from denpexd.web.view import (
     RANK_STATES,
+    Actions,
     IncidentLabels,
     JobView,
     PackView,
@@ -72,6 +75,7 @@ def create_app(
     reload: Reload | None = None,
     reference: Reference | None = None,
     clock: Clock | None = None,
+    actions: Actions | None = None,
 ) -> Starlette:
     """The ASGI application.
 
@@ -80,7 +84,7 @@ def create_app(
     are told what changed. `app.state.live` is closed before the server is, or listeners would hold it up.
     """
     routes = _Routes(view, reload, reference, clock or SystemClock())
-    rest, pages = routes.rest, routes.pages
+    rest, pages, changes = routes.rest, routes.pages, Changes(actions)
     app = Starlette(
         routes=[
             *(Route(path, handler, methods=["GET"]) for path, handler in (
@@ -96,6 +100,7 @@ def create_app(
                 ("/api/v1/failures", rest.failures),
                 ("/api/v1/failures/{failure}", rest.failure),
                 ("/api/v1/rules", rest.rules),
+                ("/api/v1/silences", changes.silences),
                 ("/api/v1/events", rest.events),
                 ("/api/v1/schema", rest.schema),
                 ("/api/v1/openapi.json", rest.openapi),
@@ -110,11 +115,14 @@ def create_app(
             )),
             Route("/api/v1/diagnose", rest.diagnose, methods=["POST"]),
             Route("/diagnose", pages.diagnose, methods=["POST"]),
+            Route("/api/v1/incidents/{key:path}/ack", changes.acknowledge, methods=["POST"]),
+            Route("/api/v1/silences", changes.add_silence, methods=["POST"]),
+            Route("/api/v1/silences/{id}", changes.expire_silence, methods=["DELETE"]),
             Route("/-/reload", routes.reload, methods=["POST"]),
             Route("/static/{name}", routes.static, methods=["GET"]),
         ],
         middleware=[Middleware(Gate, host=host, token=token, allowed_hosts=allowed_hosts)],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _http_error, RequestError: _request_error},
     )  # fmt: skip
     app.state.live = routes.live
     return app
@@ -174,6 +182,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         only = (error.headers or {}).get("Allow", "GET").replace("GET, HEAD", "GET").replace("HEAD, GET", "GET")
         text = f"only {only} is answered here"
     return answer_error(request.url.path, error.status_code, text, error.headers)
+
+
+async def _request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)  # registered for nothing else
+    return answer_error(request.url.path, error.status, str(error))
 
 
 def _health(good: bool, why: str) -> Response:

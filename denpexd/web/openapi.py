@@ -22,7 +22,9 @@ ERRORS = {
     401: "No or a wrong token.",
     403: "No token is configured, or a page of another site asks for a change.",
     404: "Not known.",
+    409: "It does not go with how things stand.",
     413: "More was sent than is taken.",
+    415: "The body is not JSON.",
     421: "A foreign Host.",
     422: "The log cannot be used.",
     503: "Too many do the same at once.",
@@ -96,9 +98,17 @@ def _answer(text: str, schema: Schema, kind: str = "application/json") -> Schema
     return {"description": text, "content": {kind: {"schema": schema}}}
 
 
-def _operation(name: str, summary: str, answer: Schema, *also: int, **more: object) -> dict[str, Any]:
+def _operation(name: str, summary: str, answer: Schema, *also: int, good: int = 200, **more: object) -> dict[str, Any]:
     wrong = {str(status): _answer(ERRORS[status], _ref("Error")) for status in sorted({*ALWAYS, *also})}
-    return {"operationId": name, "summary": summary, **more, "responses": {"200": answer, **wrong}}
+    return {"operationId": name, "summary": summary, **more, "responses": {str(good): answer, **wrong}}
+
+
+def _json(schema: Schema, example: object, *, required: bool) -> Schema:
+    return {"required": required, "content": {"application/json": {"schema": schema, "example": example}}}
+
+
+_STATE = _query("state", {"enum": ["pending", "active", "expired"]}, "All where it is not given.")
+_SILENCED = {"match": {"job": ["llama-*"], "node": ["gpu-17"]}, "for": "2h", "by": "anna", "comment": "cable"}
 
 
 def _paths() -> dict[str, Any]:
@@ -119,6 +129,26 @@ def _paths() -> dict[str, Any]:
             parameters=[*FILTERS, *_page(1000, 100)],
         ),
         "/api/v1/incidents/{key}": get("incident", "One incident.", _ref("Verdict"), 404, parameters=[KEY]),
+        "/api/v1/incidents/{key}/ack": {
+            "post": _operation(
+                "acknowledge", "Somebody has taken an incident on, or closes it.",
+                _answer("The incident as it is then.", _ref("Verdict")), 404, 409, 413, 415, parameters=[KEY],
+                requestBody=_json(_ref("Acknowledge"), {"by": "anna", "note": "cable swapped"}, required=False),
+            )
+        },
+        "/api/v1/silences": {
+            **get("silences", "Silences, newest first.", _list("silences", _ref("Silence")), parameters=[_STATE]),
+            "post": _operation(
+                "silence", "Keep incidents quiet for a while.", _answer("The silence.", _ref("Silence")), 409, 413, 415,
+                good=201, requestBody=_json(_ref("NewSilence"), _SILENCED, required=True),
+            ),
+        },
+        "/api/v1/silences/{id}": {
+            "delete": _operation(
+                "expire", "End a silence now.", _answer("The silence.", _ref("Silence")), 404,
+                parameters=[_path("id", "Id of a silence.")],
+            )
+        },
         "/api/v1/jobs": get(
             "jobs", "Jobs that are watched, by name.", _list("jobs", _ref("Job"), next=CURSOR),
             parameters=[RANKS, *_page(1000, 1000)],
@@ -184,6 +214,21 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
         "name": TEXT, "kind": {"enum": ["shipped", "folder", "installed"]}, "folder": TEXT, "origin": TEXT,
         "rules": COUNT, "signals": COUNT, "errors": {"type": "array", "items": TEXT},
     }  # fmt: skip
+    globs = {"oneOf": [TEXT, {"type": "array", "minItems": 1, "items": TEXT}]}
+    fields = dict.fromkeys(("key", "job", "failure", "category", "severity", "domain", "node"), globs)
+    tags = {"type": "object", "additionalProperties": globs}
+    numbers = {"oneOf": [COUNT, TEXT, {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}}]}
+    match = {
+        "type": "object",
+        "description": "All fields that are given must fit, each by any of its globs; ranks are such as 3 or 0-7.",
+        "properties": {**fields, "rank": numbers, "tags": tags},
+        "additionalProperties": False,
+    }
+    said = {"by": TEXT, "comment": TEXT}
+    times = {"starts_t": NUMBER, "ends_t": NUMBER}
+    state = {"enum": ["pending", "active", "expired"]}
+    lasting = {"type": "string", "description": "Such as 2h; this or ends_t."}
+    ack = {"by": TEXT, "note": TEXT, "close": {"type": "boolean", "default": False}}
     # References of a schema that stands inside another document would lead nowhere.
     whole: dict[str, Any] = json.loads(json.dumps(verdict).replace("#/$defs/", "#/components/schemas/"))
     parts = whole.pop("$defs", {})
@@ -196,6 +241,12 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
         "Entry": _object({**entry, "quotes": {"type": "array", "items": quote}}),
         "Failure": {"type": "object", "required": ["id", "title", "quick_answer", "remediation"]},
         "Pack": _object(pack),
+        "Match": match,
+        "Silence": _object({"id": TEXT, "match": _ref("Match"), **times, "created_t": NUMBER, **said, "state": state}),
+        "NewSilence": _object(
+            {"match": _ref("Match"), "for": lasting, **times, **said}, optional=("for", *times, *said)
+        ),
+        "Acknowledge": _object(ack, optional=tuple(ack)),
         "Error": _object({"error": {**TEXT, "description": "What is wrong and what is allowed."}}),
     }
 

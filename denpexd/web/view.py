@@ -147,6 +147,22 @@ class Stats:
     rule_errors: Mapping[str, int] = field(default_factory=dict)
 
 
+class Actions(Protocol):
+    """What people do about alerts. A method that is asked for something wrong raises RequestError."""
+
+    def silences(self, state: str | None) -> Sequence[Mapping[str, object]]:
+        """Newest first; `state` is "pending", "active", "expired" or None for all."""
+        ...
+
+    async def add_silence(self, body: Mapping[str, object]) -> Mapping[str, object]: ...
+
+    async def expire_silence(self, id_: str) -> Mapping[str, object]: ...
+
+    async def acknowledge(self, key: str, body: Mapping[str, object]) -> Mapping[str, object]:
+        """The verdict as it is then."""
+        ...
+
+
 class View(Protocol):
     """What the daemon shows; every method returns a snapshot.
 

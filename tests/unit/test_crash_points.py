@@ -86,7 +86,7 @@ class Life:
             await self.daemon.handle(self.pipeline.tick(self.clock.now()))
             await self.daemon.ledger.commit()
             for row in self.store.due(self.clock.wall()):
-                await self.deliverer._attempt(self.receiver, row, 0)
+                await self.deliverer._attempt(self.deliverer._lanes["hook"], row, 0)
             await self.clock.advance(1.0)
 
     def end(self) -> None:

@@ -46,6 +46,11 @@ class SlowStore:
     def incidents(self, state: str | None, limit: int) -> list[Any]:
         return []
 
+    def rows(self, sql: str) -> list[Any]:
+        return [(1,)] if "max(id)" in sql else []
+
+    dropped = ()
+
 
 class Files:
     """A reader whose files are only names."""
@@ -92,6 +97,9 @@ class Deliverer:
 
     def wake(self) -> None:
         self.woken += 1
+
+    def well(self, name: str) -> bool:
+        return True
 
 
 class Parts:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,20 +16,25 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from denpexd.clock import ManualClock, SystemClock
 from denpexd.errors import DeliveryError
-from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.deliver import LEAVE, Deliverer, Sink
+from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery
 from denpexd.notify.post import new_client
 from denpexd.notify.rows import Row
-from denpexd.notify.sinks import filters, make_sinks
+from denpexd.notify.sinks import make_sinks
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
+from denpexd.notify.sinks_heartbeat import HeartbeatSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.settings import load
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
+from denpexd.settings_sinks import HeartbeatSink as HeartbeatOptions
 from denpexd.settings_sinks import WebhookSink as WebhookOptions
 
 
@@ -186,7 +192,7 @@ async def test_the_messages_of_an_incident_arrive_in_order(
         await until(lambda: deliverer.counters["hook", "retried"] == 1)
         await later(clock, 1.1)
         await until(lambda: store.pending() == 0)
-    assert keys(receiver) == ["k:1", "k:1", "k:2", "k:3"]
+    assert keys(receiver) == ["k:1", "k:1", "k:3"], "an update that has to wait gives way to what is newer"
 
 
 class Scripted:
@@ -386,4 +392,152 @@ async def test_sinks_are_made_from_settings(store: Store, client: httpx.AsyncCli
     settings = load(None, overrides={}, environ={"HOME": "/h", "DENPEXD_SINKS": sinks})
     made = make_sinks(settings, client, clock, io.StringIO(), store, color=False, width=100)
     assert [sink.name for sink in made] == ["webhook", "alertmanager", "console", "slack", "apprise"]
-    assert [f.severity for f in filters(settings)] == [None, None, None, None, {"high", "critical"}]
+    assert [route.severity for route in alerting(settings).routes] == [None, None, None, None, {"high", "critical"}]
+
+
+# --- other sinks while it runs ----------------------------------------------------------------------------------------
+
+
+class Held:
+    """A sink that takes its time: `go` lets the message under way arrive."""
+
+    max_attempts: int | None = None
+
+    def __init__(self, name: str = "hook") -> None:
+        self.name, self.go = name, asyncio.Event()
+        self.begun: list[str] = []
+        self.got: list[str] = []
+        self.error: DeliveryError | None = None
+
+    async def send(self, row: Row) -> None:
+        self.begun.append(row.delivery.idempotency_key)
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        self.got.append(row.delivery.idempotency_key)
+
+
+async def test_a_changed_sink_takes_over_after_the_message_under_way(store: Store, clock: ManualClock) -> None:
+    old, new = Held(), Held()
+    new.go.set()
+    async with running(store, clock, old) as deliverer:
+        store.commit(deliveries=[message("a"), message("b")])
+        deliverer.wake()
+        await until(lambda: old.begun == ["a:1"])
+        deliverer.use([new])
+        await later(clock, LEAVE - 1)
+        assert new.begun == [], "not before the other one has ended"
+        old.go.set()
+        await until(lambda: deliverer.counters["hook", "sent"] == 2)
+    assert (old.got, new.got) == (["a:1"], ["b:1"])
+
+
+async def test_a_sink_that_hangs_is_left_after_a_while_and_its_message_sent_again(
+    store: Store, clock: ManualClock
+) -> None:
+    old, new = Held(), Held()
+    new.go.set()
+    async with running(store, clock, old) as deliverer:
+        store.commit(deliveries=[message("a")])
+        deliverer.wake()
+        await until(lambda: old.begun == ["a:1"])
+        deliverer.use([new])
+        await later(clock, LEAVE + 1)
+        await until(lambda: store.pending() == 0)
+    assert (old.got, new.got) == ([], ["a:1"])
+
+
+async def test_what_waits_for_a_sink_that_is_gone_is_tried_once_and_then_set_aside(
+    store: Store, clock: ManualClock
+) -> None:
+    gone, kept = Held("gone"), Held("kept")
+    gone.error = DeliveryError("HTTP 503", retryable=True)
+    kept.go.set()
+    async with running(store, clock, gone, kept) as deliverer:
+        store.commit(deliveries=[message("a", sink="gone"), message("b", sink="gone")])
+        deliverer.wake()
+        await until(lambda: gone.begun == ["a:1"])
+        deliverer.use([kept])
+        gone.go.set()
+        await until(lambda: store.pending() == 0)
+        store.commit(deliveries=[message("c", sink="kept")])
+        deliverer.wake()
+        await until(lambda: kept.got == ["c:1"])
+    dead = {row.delivery.idempotency_key: row.error for row in store.dead_letters()}
+    assert dead == dict.fromkeys(("a:1", "b:1"), "the sink is no longer configured")
+
+
+async def test_an_unchanged_sink_goes_on_and_a_new_one_begins(store: Store, clock: ManualClock) -> None:
+    same, new = Held("same"), Held("new")
+    new.go.set()
+    async with running(store, clock, same) as deliverer:
+        store.commit(deliveries=[message("a", sink="same")])
+        deliverer.wake()
+        await until(lambda: same.begun == ["a:1"])
+        for _ in range(3):
+            deliverer.use([new, same])
+            await later(clock, LEAVE)
+        store.commit(deliveries=[message("b", sink="new")])
+        deliverer.wake()
+        await until(lambda: new.got == ["b:1"])
+        same.go.set()
+        await until(lambda: store.pending() == 0)
+    assert same.begun == ["a:1"]
+
+
+@given(st.lists(st.sampled_from(["message", "swap", "drop", "let go", "wait"]), max_size=14))
+def test_however_sinks_are_swapped_every_message_arrives_or_is_a_dead_letter(story: list[str]) -> None:
+    async def play(folder: Path) -> None:
+        clock, n, made = ManualClock(), 0, [Held()]
+        with Store(folder / "x.db", clock) as store:
+            async with running(store, clock, made[0]) as deliverer:
+                for what in [*story, "swap", "let go"]:
+                    if what == "message":
+                        n += 1
+                        store.commit(deliveries=[message(f"m{n}")])
+                        deliverer.wake()
+                    elif what == "swap":
+                        made.append(Held())
+                        deliverer.use([made[-1]])
+                    elif what == "drop":
+                        deliverer.use([])
+                    elif what == "let go":
+                        for sink in made:
+                            sink.go.set()
+                    else:
+                        await later(clock, LEAVE)
+                await let_pass(clock, lambda: store.pending() == 0)
+            got = [key for sink in made for key in sink.got]
+            dead = [row.delivery.idempotency_key for row in store.dead_letters()]
+            assert {*got, *dead} == {f"m{i}:1" for i in range(1, n + 1)}
+            assert len(got) == len(set(got))
+            assert not set(got) & set(dead)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(play(Path(folder)))
+
+
+async def test_a_heartbeat_beats_only_while_there_is_progress(
+    receiver: Any, store: Store, clock: ManualClock, client: httpx.AsyncClient
+) -> None:
+    options = HeartbeatOptions(type="heartbeat", url=SecretStr(receiver.url), every=60.0, method="POST")
+    alive = True
+    beat = HeartbeatSink("heartbeat", options, client, clock)
+    deliverer = Deliverer(store, [beat], clock, random.Random(1), alive=lambda: alive)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(deliverer.run())
+        await until(lambda: deliverer.counters["heartbeat", "sent"] == 1)
+        for n in (2, 3):
+            await later(clock, 60)
+            await until(lambda n=n: deliverer.counters["heartbeat", "sent"] == n)
+        alive = False
+        for _ in range(5):
+            await later(clock, 60)
+        assert len(receiver.requests) == 3
+        alive, receiver.script = True, [500]
+        await later(clock, 60)
+        await until(lambda: deliverer.counters["heartbeat", "retried"] == 1)
+        await later(clock, 60)
+        await until(lambda: deliverer.counters["heartbeat", "sent"] == 4)
+        task.cancel()
+    assert {request.method for request in receiver.requests} == {"POST"}

@@ -54,7 +54,7 @@ def test_what_was_committed_is_there_after_a_restart(path: Path) -> None:
         assert {v["key"] for v in store.incidents()} == {"k", "old"}
         assert store.incidents("closed") == [verdict("old", state="closed")]
         assert store.journal() == ['{"t": 1}', "plain"]
-        assert store.sent("k") == {"hook": Sent(1, "opened"), "mail": Sent(1, "opened")}
+        assert store.sent("k") == {"hook": Sent(1, "opened", 1, NOW), "mail": Sent(1, "opened", 1, NOW)}
         assert [(row.delivery.sink, row.delivery.idempotency_key) for row in store.due(NOW)] == [
             ("hook", "k:1"),
             ("mail", "k:1"),
@@ -365,7 +365,7 @@ def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: 
         assert [store.receipt("slack", key) for key in ("k0", "open")] == [None, "ts"]
         assert store.journal() == ["k7", "k8", "k9"]
     with Store(path, clock) as store:
-        assert store.sent("open") == {"hook": Sent(1, "opened")}
+        assert store.sent("open") == {"hook": Sent(1, "opened", 1, NOW)}
         assert store.sent("k0") == {}
 
 

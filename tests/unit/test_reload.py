@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ import pytest
 from denpexd.app import run
 from denpexd.catalog import packs
 from denpexd.catalog.load import shipped_rules
+from denpexd.core.events import Opened
 from denpexd.daemon import Daemon
 from denpexd.errors import SettingsError
+from denpexd.pipeline import Outcome
 from denpexd.settings import Settings
 
 RULE = (shipped_rules() / "memory" / "rank-oom-killed.yaml").read_text("utf-8").replace("rank-oom-killed", "my-rule", 1)
@@ -203,6 +206,46 @@ async def test_other_paths_are_watched_and_former_ones_let_go(site: Site, tmp_pa
     assert daemon.reader.kept["descriptor"] <= 1
     await site.becomes(lambda: any(job.core.job.ranks.get(0) for job in daemon.pipeline.jobs.values()))
     assert {job.core.limits.min_silence for job in daemon.pipeline.jobs.values()} == {7.0}
+
+
+async def test_other_sinks_and_alert_settings_are_taken_and_what_needs_a_restart_is_named(
+    site: Site, tmp_path: Path
+) -> None:
+    daemon = site.daemon
+    assert daemon is not None
+    site.print(0, STEP.format(n=1))
+    await site.becomes(lambda: len(daemon.reader.found) == 1)
+    (console,) = daemon.deliverer._lanes.values()
+    told = tmp_path / "told.jsonl"
+    others = Settings(
+        sinks=[{"type": "console"}, {"type": "file", "path": told}],
+        tags={"team": "nlp"},
+        alerts={"flap": "1m"},
+        web={"port": 9},
+        log_level="warning",
+    )
+    changed = {name: getattr(others, name) for name in ("sinks", "tags", "alerts", "web", "log_level")}
+    site.settings = site.settings.model_copy(update=changed)
+    taken, said = await daemon.reload()
+    assert taken, said
+    assert said.endswith("these have changed and are taken at a restart: web.port")
+    assert list(daemon.deliverer._lanes) == ["console", "file"]
+    assert daemon.deliverer._lanes["console"] is console, "it did not change"
+    await daemon.handle(
+        Outcome(
+            [Opened({"key": "k", "revision": 1, "severity": "high", "state": "open", "job": "run", "failure": "f"})]
+        )
+    )
+    await site.becomes(lambda: daemon.deliverer.counters["file", "sent"] == 1)
+    assert json.loads(told.read_text())["tags"] == {"team": "nlp"}
+
+    def unusable(settings: Settings) -> Any:
+        raise SettingsError("sinks[0]: there is no such service")
+
+    daemon._prepare = unusable
+    taken, said = await daemon.reload()
+    assert (taken, "there is no such service" in said) == (False, True)
+    assert list(daemon.deliverer._lanes) == ["console", "file"]
 
 
 async def test_settings_that_are_broken_change_nothing(site: Site) -> None:

@@ -13,11 +13,12 @@ from denpexd.clock import ManualClock
 from denpexd.core.events import Opened
 from denpexd.ledger import Ledger
 from denpexd.notify import outbox
+from denpexd.notify.desk import Alerting
 from denpexd.notify.message import summary_text
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import SinkFilter
+from denpexd.notify.policy import Route
 from denpexd.notify.render import report
-from denpexd.notify.storm import ALL, EVERY, GATHER, SAME, Storm
+from denpexd.notify.storm import ALL, EVERY, GATHER, SAME, Storm, digest
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 
@@ -73,14 +74,13 @@ def test_five_hundred_jobs_that_fail_at_once_are_sixty_messages_and_one_that_cou
     storm = Storm()
     paged = [n for n in range(500) if not storm.holds(incident(n), n / 100)]
     assert len(paged) == ALL
-    assert storm.digest(GATHER - 1) is None
-    told = storm.digest(5 + GATHER)
-    assert told is not None
+    assert storm.take(GATHER - 1) == []
+    told: Any = digest("storm", "hook", storm.take(5 + GATHER), 5 + GATHER)
     assert {f"k{n}" for n in paged} | set(told["incidents"]) == {f"k{n}" for n in range(500)}
     assert told["title"] == "440 further incidents"
     assert "f 440 times in 440 jobs" in str(told["quick_answer"])
     jsonschema.validate(told, json.loads(SCHEMA.read_text("utf-8")))
-    assert storm.digest(1e9) is None
+    assert storm.take(1e9) == []
 
 
 def test_a_job_that_flaps_gets_three_messages_an_hour_and_the_rest_in_few_digests() -> None:
@@ -88,9 +88,8 @@ def test_a_job_that_flaps_gets_three_messages_an_hour_and_the_rest_in_few_digest
     for n in range(360):  # an error, and its recovery, every ten seconds for an hour
         verdict = incident(n, job="run")
         paged += not storm.holds(verdict, n * 10.0)
-        storm.over({**verdict, "state": "closed"})
-        digests += [told for told in (storm.digest(n * 10.0),) if told]
-    digests += [storm.digest(3600.0, last=True)]
+        digests += [digest("storm", "hook", held, n * 10.0) for held in (storm.take(n * 10.0),) if held]
+    digests += [digest("storm", "hook", storm.take(3600.0, last=True), 3600.0)]
     assert paged == SAME
     assert len(digests) <= 3600 / EVERY + 1
     assert sum(len(told["incidents"]) for told in digests) == 360 - SAME
@@ -104,15 +103,13 @@ def test_every_incident_is_told_alone_or_in_a_digest(script: list[tuple[int, int
         now += wait
         if not storm.holds(incident(n, job="run", failure=str(kind)), now):
             alone.add(f"k{n}")
-        if told := storm.digest(now):
-            together |= set(told["incidents"])
-    if told := storm.digest(now, last=True):
-        together |= set(told["incidents"])
+        together |= {str(verdict["key"]) for verdict in storm.take(now)}
+    together |= {str(verdict["key"]) for verdict in storm.take(now, last=True)}
     assert alone | together == {f"k{n}" for n, _, _ in script}
 
 
 async def test_what_waits_for_a_digest_is_told_after_a_kill(tmp_path: Path) -> None:
-    clock, sinks = ManualClock(1000.0), [SinkFilter("hook")]
+    clock, sinks = ManualClock(1000.0), Alerting([Route("hook")])
     changes = [Opened(incident(n, job="run", revision=1)) for n in range(5)]
     with Store(tmp_path / "x.db", clock) as store:
         ledger = Ledger(dict, store, Woken(), sinks, clock)  # type: ignore[arg-type]
@@ -132,3 +129,6 @@ async def test_what_waits_for_a_digest_is_told_after_a_kill(tmp_path: Path) -> N
 class Woken:
     def wake(self) -> None:
         pass
+
+    def well(self, name: str) -> bool:
+        return True

@@ -1,10 +1,10 @@
 """A daemon that stands still: a View and a Reference of fixed values, for everything that asks the web side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from denpexd.errors import SourceError
+from denpexd.errors import RequestError, SourceError
 from denpexd.web.view import (
     Article,
     Chapter,
@@ -137,6 +137,7 @@ class Stand:
     paces: dict[str, list[Pace]] = field(default_factory=dict)
     messages: list[Told] = field(default_factory=list)
     read: list[bytes] = field(default_factory=list)
+    silenced: list[dict[str, Any]] = field(default_factory=list)
 
     def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
         return [v for v in self.verdicts if state in (None, v["state"])][:limit]
@@ -176,6 +177,34 @@ class Stand:
             replace(job, ranks=[*job.ranks[:at], rank, *job.ranks[at + 1 :]]) if job.job == name else job
             for job in self.job_views
         ]
+
+    # --- what people do ---------------------------------------------------------------------------------------------
+
+    def silences(self, state: str | None) -> Sequence[dict[str, Any]]:
+        return [one for one in self.silenced if state in (None, one["state"])]
+
+    async def add_silence(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        said = {name: body.get(name, "") for name in ("by", "comment")}
+        times = {"starts_t": T, "ends_t": T + 7200.0, "created_t": T}
+        one = {"id": f"s{len(self.silenced)}", "match": body["match"], **times, **said, "state": "active"}
+        self.silenced.append(one)
+        return one
+
+    async def expire_silence(self, id_: str) -> dict[str, Any]:
+        for one in self.silenced:
+            if one["id"] == id_:
+                one["state"] = "expired"
+                return one
+        raise RequestError(404, "no silence has this id; /api/v1/silences lists them")
+
+    async def acknowledge(self, key: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        for one in self.verdicts:
+            if one["key"] == key:
+                one["acknowledged"] = {"by": body.get("by", ""), "note": body.get("note", ""), "t": T, "closed": False}
+                one["acknowledged"]["closed"] = bool(body.get("close"))
+                one["state"] = "closed" if body.get("close") else one["state"]
+                return one
+        raise RequestError(404, "no incident has this key; /api/v1/incidents lists those that are kept")
 
     # --- the reference ----------------------------------------------------------------------------------------------
 
