@@ -68,7 +68,7 @@ docs: $(VENV)/.package
 lock: $(VENV)/.package
 	@$(BIN)/pip install -q uv
 	$(BIN)/uv pip compile -q pyproject.toml --extra all $(LOCKED) -o deploy/requirements.lock
-	echo 'hatchling>=1.24' | $(BIN)/uv pip compile -q - $(LOCKED) -o deploy/requirements-build.lock
+	printf 'hatchling>=1.26\nclick>=8.1\n' | $(BIN)/uv pip compile -q - $(LOCKED) -o deploy/requirements-build.lock
 
 sbom: $(VENV)/.package
 	rm -rf build/sbom

@@ -18,7 +18,8 @@ from denpexd.cli_daemon import ack, silence, status, top
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
-from denpexd.cli_setup import config, discover, doctor
+from denpexd.cli_setup import completion, config, discover, doctor, man
+from denpexd.completion import sinks
 from denpexd.errors import DenpexdError
 from denpexd.terminal import (
     ACTIVE,
@@ -198,6 +199,8 @@ main.add_command(ack)
 main.add_command(config)
 main.add_command(doctor)
 main.add_command(discover)
+main.add_command(completion)
+main.add_command(man)
 
 
 @main.group()
@@ -206,7 +209,7 @@ def notify() -> None:
 
 
 @notify.command(name="test")
-@click.argument("sink", required=False)
+@click.argument("sink", required=False, shell_complete=sinks)
 @CONFIG
 def notify_test(sink: str | None, config: Path | None) -> None:
     """Send a test message through every configured sink, or through SINK only."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from denpexd.completion import failures
 from denpexd.terminal import PACKS, catalogue, color, fail, form, say, say_json, width
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("failure")
+@click.argument("failure", shell_complete=failures)
 @PACKS
 @form("text", "markdown", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")

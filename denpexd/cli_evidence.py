@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from denpexd.completion import incidents
 from denpexd.terminal import EXISTING, columns, fail, form, say, say_json
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _HEAD = ("GROUP", "RANKS", "ENTERED", "DONE", "STANDS IN", "AT")
 
 
 @click.command()
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=incidents)
 @click.option("-c", "--config", type=EXISTING, help="Configuration file (YAML).")
 @click.option("--state-dir", type=EXISTING, help="Where the daemon keeps its state.")
 @click.option(

@@ -14,6 +14,7 @@ from denpexd.terminal import (
     CONFIG,
     EXISTING,
     color,
+    fail,
     flags_of,
     form,
     say,
@@ -139,3 +140,41 @@ def discover(paths: tuple[str, ...], config: Path | None, job: str | None, form:
     else:
         say(as_text(found, color=color(no_color), width=width()))
     sys.exit(0 if found.files else 1)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete commands, options, ids of failures, keys of incidents and names of sinks.
+
+    \b
+      bash   denpexd completion bash > ~/.local/share/bash-completion/completions/denpexd
+      zsh    denpexd completion zsh > ~/.zfunc/_denpexd     (fpath+=~/.zfunc before compinit)
+      fish   denpexd completion fish > ~/.config/fish/completions/denpexd.fish
+    """
+    from denpexd.completion import script
+
+    say(script(shell, ctx.find_root().command))
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=EXISTING)
+@click.pass_context
+def man(ctx: click.Context, folder: Path) -> None:
+    """Write the manual pages into DIR, one a command: man DIR/denpexd-run.1 shows one.
+
+    The wheel brings them along, so that `man denpexd` works where share/man of the environment is searched.
+    """
+    from denpexd.manual import pages
+
+    program = ctx.find_root().command
+    assert isinstance(program, click.Group)
+    found = pages(program)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in found.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{folder} cannot be written: {error.strerror}")
+    say(f"{len(found)} pages in {folder}")
