@@ -90,11 +90,12 @@ class RuleReference:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
-        if child.returncode not in (0, 1) or len(answer) > LARGEST:
+        try:
+            verdicts: Sequence[Verdict] = json.loads(answer[: LARGEST + 1])["verdicts"]
+        except ValueError:  # a child that ran out of memory ends with 1, as one that found a failure does
             lines = said.decode(errors="replace").strip().splitlines()
             why = redact(lines[-1])[0] if child.returncode == 2 and lines else "it took too much memory or time"
-            raise SourceError(f"this log cannot be read: {why}")
-        verdicts: Sequence[Verdict] = json.loads(answer)["verdicts"]
+            raise SourceError(f"this log cannot be read: {why}") from None
         return verdicts
 
 

@@ -53,7 +53,7 @@ class Series:
         step = None if leader is None else leader.step
         track = self._tracks.get(job.name)
         if track is None or now <= track.t:
-            return _Track(now, job.lines, step, now)
+            return _Track(now, job.lines, step, now if leader is None else leader.moved_t)
         seconds = None
         if step is not None and leader is not None and step != track.step:
             # Progress lines come in tens and hundreds of steps: time between two of them, not between two looks.
