@@ -146,11 +146,21 @@ def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
         ("not heard", few(unheard) if unheard else ""),
         ("since", moment(verdict.get("opened_t")) + (f", step {step}" if step else "")),
         ("idle so far", idle(verdict, now)),
+        ("acknowledged", acknowledged(verdict)),
         ("severity", one_line(verdict.get("severity"))),
         ("certainty", certainty),
         ("a matter of", domain),
     )
     return [(name, value) for name, value in rows if value]
+
+
+def acknowledged(verdict: Verdict) -> str:
+    """`by anna: cable swapped`; empty where nobody has taken it on."""
+    said = verdict.get("acknowledged")
+    if not isinstance(said, Mapping):
+        return ""
+    note = one_line(said.get("note"))
+    return cut_chars(f"by {one_line(said.get('by')) or 'somebody'}" + (f": {note}" if note else ""), 400)
 
 
 def where(verdict: Verdict) -> str:

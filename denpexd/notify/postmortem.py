@@ -99,6 +99,10 @@ def _timeline(verdict: Verdict, told: Sequence[Told], closed: bool) -> list[tupl
         add(item.get("t"), 1, _witness(item), _said(item))
     certainty = one_line(verdict.get("certainty"))
     add(verdict.get("opened_t"), 2, "denpexd", f"opens the incident; as known at the end: {certainty}")
+    taken = verdict.get("acknowledged")
+    if isinstance(taken, Mapping):
+        note = one_line(taken.get("note"))
+        add(taken.get("t"), 3, one_line(taken.get("by")), "takes it on" + (f": {note}" if note else ""))
     for one in told:
         fate = {"sent": "", "pending": " (not sent yet)"}.get(one.state, f" (given up: {one_line(one.error)})")
         why = "" if one.reason in ("first", one.event) else f", {one.reason}"

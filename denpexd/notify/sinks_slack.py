@@ -13,7 +13,7 @@ import httpx
 
 from denpexd.clock import Clock
 from denpexd.errors import DeliveryError, SettingsError
-from denpexd.notify.message import Links, Message, message
+from denpexd.notify.message import Links, Message, message, text
 from denpexd.notify.post import TIMEOUT, post_json
 from denpexd.notify.rows import Row
 from denpexd.notify.slack_blocks import SECTION, blocks, custom, fallback, head, mrkdwn, reply
@@ -27,7 +27,14 @@ _PASSING = frozenset({"ratelimited", "rate_limited", "internal_error", "fatal_er
 _PASSING |= {"request_timeout", "message_limit_exceeded"}
 # The message is not there any more, or not ours: a new one takes its place.
 _LOST = frozenset({"message_not_found", "cant_update_message", "edit_window_closed", "thread_not_found"})
+# The layout is refused, by limits that Slack has and does not tell: the text alone is sent.
+_LAYOUT = ("invalid_blocks", "msg_blocks_too_long", "msg_too_long")
+_PLAIN = 3000
 _LONGEST_ANSWER = 256 * 1024
+
+
+# Nothing is made of what stands in a text; `chat.update` would, unless it is told.
+_AS_IT_IS = {"parse": "none", "link_names": False, "unfurl_links": False, "unfurl_media": False}
 
 
 class Receipts(Protocol):
@@ -59,7 +66,15 @@ class SlackSink:
     async def send(self, row: Row) -> None:
         """Post or change the message; DeliveryError says whether another try makes sense."""
         told = message(row.delivery.verdict, self._links, row.created)
-        content = self._content(row, told)
+        try:
+            await self._send(row, told, self._content(row, told))
+        except DeliveryError as error:
+            if not any(code in error.reason for code in _LAYOUT):
+                raise
+            plain = {"text": mrkdwn("\n".join(text(told, _PLAIN)), SECTION), "blocks": []}
+            await self._send(row, told, {**self._content(row, told), **plain})
+
+    async def _send(self, row: Row, told: Message, content: Mapping[str, object]) -> None:
         if not self._options.by_bot:
             await self._post(self._secret("webhook"), content)
             return
@@ -75,7 +90,7 @@ class SlackSink:
     def _content(self, row: Row, told: Message) -> dict[str, object]:
         own = self._template.render(row.delivery.verdict, told, lambda text: mrkdwn(text, SECTION))
         shown = blocks(told) if own is None else custom(told, *own)
-        return {"text": fallback(told), "blocks": shown, "unfurl_links": False, "unfurl_media": False}
+        return {"text": fallback(told), "blocks": shown, **_AS_IT_IS}
 
     async def _first(self, row: Row, content: Mapping[str, object]) -> None:
         answer = await self._call("chat.postMessage", {"channel": self._options.channel, **content})
@@ -88,9 +103,11 @@ class SlackSink:
         try:
             await self._call("chat.update", {"channel": channel, "ts": ts, **content})
             if known.get("revision") != row.delivery.revision:
-                text = reply(known.get("head") or {}, told, now, reason)
-                aloud = {"reply_broadcast": True} if reason not in ("updated", "closed") else {}
-                await self._call("chat.postMessage", {"channel": channel, "thread_ts": ts, "text": text, **aloud})
+                said = reply(known.get("head") or {}, told, now, reason)
+                aloud = {"reply_broadcast": True} if reason in ("reminder", "reopened") else {}
+                await self._call(
+                    "chat.postMessage", {"channel": channel, "thread_ts": ts, "text": said, **aloud, **_AS_IT_IS}
+                )
         except DeliveryError as error:
             if error.reason.rpartition(": ")[2] not in _LOST:
                 raise

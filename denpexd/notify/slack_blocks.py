@@ -11,10 +11,11 @@ from denpexd.notify.message import Message, Quote, Step
 from denpexd.notify.text import cut_chars, one_line, rank_words, ranks, unmentioned
 
 HEADER, SECTION, FIELD, FIELDS, FALLBACK = 150, 3000, 2000, 10, 1000
-# Of all blocks together Slack takes about 13,000 characters; this is what the parts may have of it.
-_ANSWER, _CAUSE, _STEPS, _CHECK, _EVIDENCE, _DOUBTS, _VALUE, _LINKS = 1500, 900, 2400, 1200, 2000, 900, 240, 1500
-_SECTIONS = 3  # of a text of one's own
+# Of all blocks together Slack takes, undocumented, some 11,000 characters; this is what the parts may have of it.
+_ANSWER, _CAUSE, _STEPS, _EVIDENCE, _DOUBTS, _VALUE, _LINKS = 1000, 700, 2000, 1600, 700, 200, 1200
+_SECTIONS, _OWN = 3, 2500  # of a text of one's own, and characters of each
 _MARKS = {"critical": "🔴", "high": "🟠", "medium": "🟡", "low": "🔵"}
+_SAYS = {"reopened": "🔁 It is back."}
 _ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 Block = dict[str, object]
@@ -38,7 +39,7 @@ def custom(told: Message, title: str, body: str) -> list[Block]:
     """The same of a text of one's own, which is mrkdwn already; long bodies become several sections, three at most."""
     found = [_header(told, unescape(title))]
     while body and len(found) <= _SECTIONS:
-        part = body if len(body) <= SECTION else body[:SECTION]
+        part = body if len(body) <= _OWN else body[:_OWN]
         if len(part) < len(body):  # at the end of a line or a word: never inside of an escape
             part = next((part.rpartition(end)[0] for end in "\n " if part.rpartition(end)[0]), part)
         found.append(_section(part))
@@ -82,17 +83,21 @@ def head(verdict: Mapping[str, object]) -> dict[str, object]:
 
 def reply(before: Mapping[str, object], told: Message, now: Mapping[str, object], reason: str) -> str:
     """The line in the thread: what changed since the last message."""
+    facts = dict(told.facts)
+    idle = facts.get("idle so far", "")
     if told.closed:
-        idle = dict(told.facts).get("idle so far")
         return mrkdwn("✅ Resolved. " + told.answer + (f" Idle: {idle}." if idle else ""), _ANSWER)
-    lines = [
+    if reason == "acknowledged":
+        return mrkdwn(f"👀 Acknowledged {facts.get('acknowledged', '')}".rstrip(), _ANSWER)
+    lines = [mrkdwn(_SAYS[reason], 60)] if reason in _SAYS else []
+    lines += [
         f"*{name}*: {mrkdwn(str(value), _VALUE)} (was {mrkdwn(str(before.get(name, 'unknown')), _VALUE)})"
         for name, value in now.items()
         if value != before.get(name)
     ]
-    if not lines and (idle := dict(told.facts).get("idle so far")):
-        lines = [f"Still open: {mrkdwn(idle, _VALUE)}"]
-    return "\n".join(lines) or f"Still open ({mrkdwn(reason, 60)})."
+    if not lines or reason == "reminder":
+        lines.append("Still open" + (f": {mrkdwn(idle, _VALUE)}" if idle else "."))
+    return "\n".join(lines)
 
 
 def _who(verdict: Mapping[str, object], name: str) -> str:
@@ -150,7 +155,7 @@ def _quotes(quotes: Sequence[Quote]) -> str:
     for quote in quotes:
         line = f"\n{mrkdwn(quote.origin, 150)}\n```{escaped(quote.text.replace('`', chr(39)), 320) or ' '}```"
         text += line + (f"\n{mrkdwn(quote.means, 150)}" if quote.means else "")
-    return text if len(text) <= SECTION else text[:_EVIDENCE].rpartition("\n")[0]
+    return text
 
 
 def _doubts(told: Message) -> str:

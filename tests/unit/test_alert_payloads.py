@@ -113,7 +113,7 @@ def check_slack(message: dict[str, Any]) -> None:
         assert not re.search(r"<(?!https://[^<>|]+\|[^<>|]*>)", text), text
         assert not re.search(r"&(?!amp;|lt;|gt;)", text), text
         assert text.count("```") % 2 == 0, text
-    assert sum(map(len, texts)) <= 13_000
+    assert len(json.dumps(blocks, ensure_ascii=False)) <= 10_500
 
 
 def _mrkdwn(blocks: list[dict[str, Any]]) -> list[str]:

@@ -114,9 +114,11 @@ def test_the_post_mortem_tells_what_happened_and_who_was_told(state: Path, tmp_p
 def test_a_closed_incident_has_an_end(state: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.tar.xz"
     closed = HANG | {"state": "closed", "initiating_ranks": [], "missing": [{"fact": "the stack", "how": "py-spy"}]}
+    closed["acknowledged"] = {"t": HANG["opened_t"] + 60, "by": "anna", "note": "restarted", "closed": False}
     bundle.write_bytes(pack({"verdict.json": json.dumps(closed).encode()}, "x"))
     page = run("report", bundle).stdout
     assert "| Ended | " in page
     assert "closes the incident" in page
+    assert "| anna | takes it on: restarted |" in page
     assert "- Which rank started it." in page
     assert "- [ ] Know it next time: the stack. py-spy" in page

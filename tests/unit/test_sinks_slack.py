@@ -164,6 +164,39 @@ async def test_errors_by_class(
         assert store.receipt("slack", "run-1") is None
 
 
+@pytest.mark.parametrize("way", ["webhook", "bot"])
+async def test_where_slack_refuses_the_layout_the_text_alone_is_sent(
+    receiver: Any, client: Any, tmp_path: Path, bot: Any, way: str
+) -> None:
+    refused = (400, {}, "invalid_blocks") if way == "webhook" else (200, {}, {"ok": False, "error": "invalid_blocks"})
+    receiver.script = [refused, POSTED]
+    with Store(tmp_path / "s") as store:
+        options = bot if way == "bot" else {"webhook_url": receiver.url}
+        await sink(client, store, **options).send(row())
+    assert receiver.requests[1].json["blocks"] == []
+    assert "HANG run rank 0 of 4 on gpu-a: Some hang (likely)" in receiver.requests[1].json["text"]
+    assert "started by: rank 0 on gpu-a" in receiver.requests[1].json["text"]
+
+
+async def test_who_took_it_on_and_that_it_came_back_is_said_in_the_thread(
+    receiver: Any, client: Any, tmp_path: Path, bot: Any
+) -> None:
+    receiver.script = [POSTED, *[(200, {}, {"ok": True})] * 4]
+    taken = {"acknowledged": {"t": 1.0, "by": "anna <!here>", "note": "cable", "closed": False}}
+    with Store(tmp_path / "s") as store:
+        slack = sink(client, store, **bot)
+        await slack.send(row())
+        await slack.send(row("updated", 2, "acknowledged", **taken))
+        await slack.send(row("updated", 3, "reopened", **taken))
+    *_, took, _, back = (r.json for r in receiver.requests)
+    assert took["text"] == "👀 Acknowledged by anna &lt; !here&gt;: cable"
+    assert "reply_broadcast" not in took
+    assert back["text"].startswith("🔁 It is back.")
+    assert back["reply_broadcast"] is True
+    fields = [field["text"] for field in receiver.requests[1].json["blocks"][2]["fields"]]
+    assert "*acknowledged*\nby anna &lt; !here&gt;: cable" in fields
+
+
 async def test_a_missing_token_is_tried_again(client: Any, tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         slack = sink(client, store, bot_token_file=tmp_path / "absent", channel="C1")

@@ -91,7 +91,7 @@ async def test_slack_shows_it_within_its_limits(tmp_path: Path) -> None:
     assert header["text"]["text"] == "HANG run < !channel> ranks 0-2,7: Some hang (likely)"
     assert [block["type"] for block in sections] == ["section"] * 3
     for block in sections:
-        assert 2900 < len(block["text"]["text"]) <= 3000
+        assert 2400 < len(block["text"]["text"]) <= 3000
         assert block["text"]["text"].endswith("&gt;")
     assert "denpexd explain some-hang" in foot["elements"][0]["text"]
 
