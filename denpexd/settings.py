@@ -34,6 +34,7 @@ from denpexd.settings_values import Duration, Section, Size, as_list, check_http
 
 Switch = Literal["auto", "on", "off"]
 
+MOST_MISTAKES = 50
 ENCYCLOPEDIA = "https://github.com/denpexd/denpexd/blob/main/docs/encyclopedia/{failure}.md"
 """Where every shipped failure has a page."""
 
@@ -250,7 +251,7 @@ def sources_of(path: Path | None, overrides: Mapping[str, Any], environ: Mapping
 def load(path: Path | None, *, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
     """Settings of the file (None: no file), DENPEXD_* variables and overrides (nested like the file), in that order.
 
-    Raises SettingsError with every mistake on a line of its own, each with its place.
+    Raises SettingsError with each mistake on a line of its own, with its place; MOST_MISTAKES of them.
     """
     sources = sources_of(path, overrides, environ)
     errors = [error for source in sources for error in source.errors]
@@ -260,5 +261,6 @@ def load(path: Path | None, *, overrides: Mapping[str, Any], environ: Mapping[st
         errors += complaints(error, sources, Settings)
         settings = None
     if errors or settings is None:
-        raise SettingsError("\n".join(errors))
+        more = [f"and {len(errors) - MOST_MISTAKES} more mistakes"] if len(errors) > MOST_MISTAKES else []
+        raise SettingsError("\n".join([*errors[:MOST_MISTAKES], *more]))
     return settings

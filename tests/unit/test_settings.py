@@ -335,3 +335,12 @@ def test_a_secret_file_without_a_folder_is_a_credential_of_systemd(
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
     with pytest.raises(SettingsError, match="cannot read slack"):
         read_secret(None, Path("slack"))
+
+
+def test_of_very_many_mistakes_the_first_are_said_and_the_rest_counted(tmp_path: Path) -> None:
+    path = tmp_path / "denpexd.yaml"
+    path.write_text("".join(f"wrong{n}: 1\n" for n in range(200)))
+    with pytest.raises(SettingsError) as caught:
+        load(path, overrides={}, environ=ENV)
+    lines = str(caught.value).splitlines()
+    assert (len(lines), lines[-1]) == (51, "and 150 more mistakes")
