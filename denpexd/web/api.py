@@ -83,7 +83,7 @@ def create_app(
     `token`. `allowed_hosts`: names, beside the loopback ones, that a request may ask for. `clock`: how often listeners
     are told what changed. `app.state.live` is closed before the server is, or listeners would hold it up.
     """
-    routes = _Routes(view, reload, reference, clock or SystemClock())
+    routes = _Routes(view, reload, reference, actions, clock or SystemClock())
     rest, pages, changes = routes.rest, routes.pages, Changes(actions)
     app = Starlette(
         routes=[
@@ -134,13 +134,15 @@ def verdict_schema() -> str:
 
 
 class _Routes:
-    def __init__(self, view: View, reload: Reload | None, reference: Reference | None, clock: Clock) -> None:
+    def __init__(
+        self, view: View, reload: Reload | None, reference: Reference | None, actions: Actions | None, clock: Clock
+    ) -> None:
         self._view, self._reload = view, reload
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="denpexd-web")
         self._exposition = Exposition(view, self._pool)
         self.live = Live(view, self._pool, clock)
         self.rest = Rest(view, reference, self.live, self._off_loop, verdict_schema())
-        self.pages = Pages(view, self.rest, Console(_HERE / "console"), self._off_loop)
+        self.pages = Pages(view, self.rest, actions, Console(_HERE / "console"), self._off_loop)
         self._static = {
             "style.css": ((_HERE / "console" / "style.css").read_bytes(), "text/css"),
             "app.js": ((_HERE / "console" / "app.js").read_bytes(), "text/javascript"),

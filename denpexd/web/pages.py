@@ -12,7 +12,7 @@ from denpexd.web.board import PITCH, Shape, board, groups, shapes
 from denpexd.web.page import Console
 from denpexd.web.picture import plots, timeline
 from denpexd.web.rest import ALL, MAX_LOG, OffLoop, Rest, body, diagnosed, find, query, select
-from denpexd.web.view import RANK_STATES, JobView, Verdict, View
+from denpexd.web.view import RANK_STATES, Actions, JobView, Verdict, View
 
 MOST_JOBS = 200
 MOST_OPEN, MOST_CLOSED = 50, 8
@@ -47,8 +47,9 @@ class Grid:
 class Pages:
     """Handlers of the console's pages."""
 
-    def __init__(self, view: View, rest: Rest, console: Console, off_loop: OffLoop) -> None:
-        self._view, self._rest, self._console, self._off_loop = view, rest, console, off_loop
+    def __init__(self, view: View, rest: Rest, actions: Actions | None, console: Console, off_loop: OffLoop) -> None:
+        self._view, self._rest, self._actions = view, rest, actions
+        self._console, self._off_loop = console, off_loop
 
     async def overview(self, request: Request) -> Response:
         view = self._view
@@ -70,16 +71,21 @@ class Pages:
         asked = {name: value for name, value in query(request, FILTERS).items() if value}
         page, after = select(self._view.incidents(None, ALL), {**asked, "limit": PAGE})
         further = urlencode({**asked, "cursor": after}) if after else ""
+        known = [] if self._actions is None else self._actions.silences(None)
+        silences = [one for one in known if one["state"] != "expired"]
         return await self._html(
-            lambda: self._console.render("incidents.html.j2", verdicts=page, asked=asked, further=further)
+            lambda: self._console.render(
+                "incidents.html.j2", verdicts=page, asked=asked, further=further, silences=silences
+            )
         )
 
     async def incident(self, request: Request) -> Response:
         verdict = find(self._view, request)
 
         def make() -> bytes:
-            told = self._view.told(str(verdict["key"]))
-            return self._console.render("incident.html.j2", v=verdict, picture=timeline(verdict, told), told=told)
+            told, hands = self._view.told(str(verdict["key"])), self._actions is not None
+            drawn = timeline(verdict, told)
+            return self._console.render("incident.html.j2", v=verdict, picture=drawn, told=told, hands=hands)
 
         return await self._html(make)
 

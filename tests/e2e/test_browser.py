@@ -69,7 +69,7 @@ class Site:
             self._listening.set()
 
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        app = create_app(self.daemon, reference=self.daemon)
+        app = create_app(self.daemon, reference=self.daemon, actions=self.daemon)
         self._live = app.state.live
         await serve(app, bind("127.0.0.1", 0), listening=listening)
 
@@ -331,31 +331,30 @@ def test_a_command_is_copied(browser: Any, site: Site) -> None:
     visitor.leave()
 
 
-def test_acknowledging_and_silencing_ask_the_api(page: Any, site: Site) -> None:
-    asked = []
-
-    def answer(route: Any) -> None:
-        asked.append((route.request.url.removeprefix(site.url), route.request.post_data_json))
-        route.fulfill(json={})
-
-    page.route(re.compile(r"/ack$|/silences$"), answer)
+def test_an_incident_is_taken_on_and_silenced_and_the_silence_ended(page: Any, site: Site) -> None:
+    site.daemon.verdicts[0] = verdict(job="run[7]")
     page.goto("/incidents/run-7-3f2a")
     page.get_by_text("Acknowledge").first.click()
     page.get_by_label("Who").first.fill("anna")
-    page.get_by_label("Note").fill("cable swapped")
-    page.get_by_label("it is over").check()
+    page.get_by_label("Note").fill("cable <b>swapped</b>")
     page.get_by_role("button", name="Acknowledge").click()
     sees(page, "Noted.")
+    sees(page, "Taken on by anna")
     page.locator("summary", has_text="Silence").click()
-    page.get_by_label("this job").uncheck()
-    page.get_by_label("For").select_option("4h")
+    page.locator("select[name=for]").select_option("4h")
     page.get_by_label("Why").fill("known")
     page.get_by_role("button", name="Silence").click()
     sees(page, "Silenced.")
-    assert asked == [
-        ("/api/v1/incidents/run-7-3f2a/ack", {"by": "anna", "note": "cable swapped", "close": True}),
-        ("/api/v1/silences", {"match": {"failure": "syncbn-eval-rank0"}, "for": "4h", "comment": "known"}),
-    ]
+    assert site.daemon.verdicts[0]["acknowledged"]["note"] == "cable <b>swapped</b>"
+    assert site.daemon.silenced[0]["match"] == {"failure": "syncbn-eval-rank0", "job": "run[[]7]"}
+    page.reload()
+    assert page.locator("input[name=by]").first.input_value() == "anna", "who it was is remembered"
+    page.goto("/incidents")
+    page.get_by_role("button", name="End it now").click()
+    sees(page, "ended")
+    assert site.daemon.silenced[0]["state"] == "expired"
+    page.reload()
+    assert page.get_by_text("Silences in force").count() == 0
 
 
 # --- large ------------------------------------------------------------------------------------------------------------

@@ -42,9 +42,15 @@
   const equip = (root) => {
     for (const element of root.querySelectorAll(".copy-it, .needs-js")) element.hidden = false;
   };
+  const end = async (pressed) => {
+    const answer = await fetch(`/api/v1/silences/${pressed.dataset.id}`, { method: "DELETE" }).catch(() => null);
+    if (answer && answer.ok) pressed.replaceWith("ended");
+    else say("denpexd did not end it");
+  };
   document.addEventListener("click", (event) => {
-    const pressed = event.target.closest(".copy-it");
-    if (pressed) copy(pressed);
+    const pressed = event.target.closest("button");
+    if (pressed && pressed.matches(".copy-it")) copy(pressed);
+    if (pressed && pressed.matches(".end-silence")) end(pressed);
   });
 
   // --- forms that change something -----------------------------------------------------------------------------------
@@ -57,7 +63,7 @@
     const sent = {}, match = {};
     for (const field of form.elements) {
       if (!field.name || value(field) === "") continue;
-      if (field.name.startsWith("match.")) match[field.name.slice(6)] = value(field);
+      if (field.name.startsWith("match.")) match[field.name.slice(6)] = value(field).replace(/[*?[]/g, "[$&]"); // no glob
       else sent[field.name] = value(field);
     }
     if (Object.keys(match).length) sent.match = match;
@@ -68,7 +74,9 @@
       });
       const told = answer.ok ? {} : await answer.json().catch(() => ({}));
       said.textContent = answer.ok ? form.dataset.done : told.error || `denpexd answered ${answer.status}`;
-      if (answer.ok) { try { localStorage.setItem("by", sent.by || ""); } catch { /* private window */ } refresh(true); }
+      if (!answer.ok) return;
+      try { if (sent.by) localStorage.setItem("by", sent.by); } catch { /* private window */ }
+      refresh(true);
     } catch {
       said.textContent = "denpexd does not answer";
     }
