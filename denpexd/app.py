@@ -190,7 +190,7 @@ async def run(
             cleanup.callback(kernel.close)
         collector = collector or local
         client = await cleanup.enter_async_context(new_client())
-        width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+        width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
         daemon: Daemon
         handling: Handling
         printed = partial(make_sinks, stream=stream, color=color, width=width)

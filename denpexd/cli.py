@@ -26,6 +26,7 @@ from denpexd.terminal import (
     CONFIG,
     EXISTING,
     PACKS,
+    Progress,
     catalogue,
     color,
     fail,
@@ -128,6 +129,8 @@ def exec_(
 def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_color: bool) -> None:
     """Explain finished logs: files, folders, or - for pasted text on standard input.
 
+    Much of it (32 MiB) is read with a bar on standard error, if that is a terminal.
+
     Exit code 0: nothing wrong found, 1: a failure found, 2: unusable input.
     """
     from denpexd.diagnose import Diagnosis
@@ -137,8 +140,12 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
     from denpexd.watch import log_to_stderr
 
     log_to_stderr("warning")
-    diagnosis = Diagnosis(catalogue(packs))
-    verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]
+    progress = Progress()
+    diagnosis = Diagnosis(catalogue(packs), progress=progress)
+    try:
+        verdicts = [redact_verdict(v)[0] for v in diagnosis.paths(list(paths), sys.stdin.buffer)]
+    finally:
+        progress.clear()
     nothing = f"No failure found. {redact(diagnosis.coverage.text())[0]}"
     if form == "json":
         say_json({"verdicts": verdicts})

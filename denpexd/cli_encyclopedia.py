@@ -86,7 +86,7 @@ def _listing(found: "list[Found]", colored: bool) -> str:
     page = Page(colored, width())
     for number, one in enumerate(found, 1):
         e = one.rule.entry
-        page.lines.append(f"{number}. {page.paint(e.title, 'head')}  ({page.paint(e.severity, e.severity)})")
+        page.line(f"{number}. {page.paint(e.title, 'head')}  ({page.paint(e.severity, e.severity)})", "   ")
         for line, means in one.quotes[:3]:
             page.lines.append(page.paint(page.cut(f"   > {redact(line)[0]}", page.width), "command"))
             page.text(means, "     ")

@@ -17,11 +17,11 @@ from denpexd.terminal import (
     fail,
     flags_of,
     form,
+    room,
     say,
     say_json,
     settings_of,
     table,
-    whole,
     width,
 )
 
@@ -73,7 +73,7 @@ def config_show(
         say_json([{"option": option, "value": value, "origin": where} for option, value, where in rows])
     else:
         texts = [(option, json.dumps(value, ensure_ascii=False), where) for option, value, where in rows]
-        say("\n".join(table(("OPTION", "VALUE", "FROM"), texts, 10_000 if whole() else width())))
+        say("\n".join(table(("OPTION", "VALUE", "FROM"), texts, room())))
 
 
 @click.command()

@@ -43,7 +43,7 @@ class Screen:
 
     def __init__(self, out: TextIO, *, color: bool) -> None:
         self._out, self._color, self._reported = out, color, False
-        self._width = max(80, min(120, shutil.get_terminal_size((100, 24)).columns))
+        self._width = max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
 
     def title(self, name: str, title: str) -> None:
         """What is played."""

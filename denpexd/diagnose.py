@@ -5,7 +5,7 @@ events of all files are merged by time and played to one correlator a job. Silen
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -98,10 +98,13 @@ class Coverage:
 class Diagnosis:
     """Finished logs of one or more jobs. `clock`: only for the year of pasted lines that carry none.
 
-    `coverage`: what the last call of `paths` has read.
+    `coverage`: what the last call of `paths` has read. `progress` is told how many bytes of how many have been read.
     """
 
-    def __init__(self, catalog: Catalog, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, *, clock: Clock | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self._progress, self._done, self._total = progress, 0, 0
         self._catalog, self._clock = catalog, clock or SystemClock()
         logs = [s for s in catalog.signals.values() if s.kind == "log"]
         self._scanner = Scanner(logs, choose_engine())
@@ -111,8 +114,8 @@ class Diagnosis:
     def paths(self, paths: Sequence[str], stdin: BinaryIO) -> list[Verdict]:
         """The verdicts on all logs that `paths` name ("-": `stdin`), job by job. SourceError: unusable input."""
         logs = find(paths, stdin)
-        total = sum(each.size for each in logs)
-        chunk = min(max(total // READS, SMALLEST), LARGEST)
+        self._done, self._total = 0, sum(each.size for each in logs)
+        chunk = min(max(self._total // READS, SMALLEST), LARGEST)
         self.coverage = covered = Coverage()
         jobs: dict[str, list[Told]] = {}
         for each in logs:
@@ -140,6 +143,9 @@ class Diagnosis:
                 told.place(stream.feed((offset + len(data)) * PLACE, offset, data), offset)
                 offset += len(data)
                 ends.append(offset - 1)
+                self._done += len(data)
+                if self._progress is not None:
+                    self._progress(min(self._done, self._total), self._total)
             told.place(stream.flush(offset * PLACE), offset)
             self._mark(told)
             if told.size <= LARGEST_DUMP:

@@ -79,7 +79,7 @@ def entry_text(rule: Rule, width: int, *, color: bool = False) -> str:
     e, page = rule.entry, Page(color, width)
     page.text(e.title, indent="", style="head")
     facts = (page.paint(rule.id, "dim"), e.category, page.paint(e.severity, e.severity), e.domain, e.status)
-    page.lines.append(" · ".join(facts))
+    page.line(" · ".join(facts))
     for name, words in (("also", e.aliases), ("affects", e.affects), ("tags", e.tags)):
         page.text(f"{name}: {', '.join(words)}" if words else "", indent="", hang="  ", style="dim")
     page.lines.append("")

@@ -217,7 +217,7 @@ def beside(plan: Mapping[str, Any]) -> int:
         run(
             settings,
             stream=sys.stdout,
-            color=sys.stdout.isatty(),
+            color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
             root_pid=root,
             until=ended,
             any_port=True,

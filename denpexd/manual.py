@@ -16,7 +16,7 @@ _FILES = (
 )
 _VARIABLES = (
     ("DENPEXD_*", "Options of the configuration: DENPEXD_WEB__PORT is web.port."),
-    ("NO_COLOR", "No colour, whatever its value."),
+    ("NO_COLOR", "No colour, unless it is empty."),
     ("COLUMNS", "Width of pages, from 40 on."),
 )
 

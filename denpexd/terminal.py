@@ -91,7 +91,7 @@ def settings_of(config: Path | None, flags: dict[str, Any]) -> "Settings":
 
 def color(no_color: bool = False) -> bool:
     """Whether to colour what goes to standard output."""
-    return not no_color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    return not no_color and sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def whole() -> bool:
@@ -104,26 +104,34 @@ def width() -> int:
     return max(40, min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
+def room() -> int:
+    """Columns for tables: as wide as they are where no edge is, for a file or a pipe."""
+    return 10_000 if whole() else width()
+
+
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells below each other."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    """Rows of cells below each other, without a head."""
+    return "\n".join(table((), rows, room()))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Lines of a table that fit into `width` columns, its last column wrapped; too narrow: each row as a short list."""
+    """Lines of a table that fit into `width` columns, its last column wrapped; too narrow: each row as a short list.
+
+    Columns in which nothing stands are left out. An empty `head` is none.
+    """
     from denpexd.notify.text import cells, cut
 
-    kept = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    shown = [[row[at] for at in kept] for row in (head, *rows)]
+    kept = [at for at in range(len(rows[0])) if any(row[at] for row in rows)] if rows else []
+    if not kept:
+        return []
+    shown = [[row[at] for at in kept] for row in ([head] if head else []) + list(rows)]
     widths = [max(cells(row[at]) for row in shown) for at in range(len(kept))]
     over = sum(widths) + 2 * (len(widths) - 1) - width
-    shrunk = max(range(len(widths)), key=lambda at: widths[at], default=0)
+    shrunk = max(range(len(widths)), key=lambda at: widths[at])
     if over > 0 and widths[-1] - over >= 24:
         shrunk = len(widths) - 1
     if over > 0 and widths[shrunk] - over < 16:
-        return _lists(shown, width)
+        return _lists(shown if head else [[""] * len(kept), *shown], width)
     widths[shrunk] -= max(0, over)
     lines = []
     for *first, last in shown:
@@ -141,7 +149,8 @@ def _lists(shown: Sequence[Sequence[str]], width: int) -> list[str]:
     for row in shown[1:]:
         lines.append(cut(row[0], width))
         for name, cell in zip(names, row[1:], strict=True):
-            lines += _wrapped(cell, f"  {name.lower():<{widest}}  ", " " * (widest + 4), width)
+            before = f"  {name.lower():<{widest}}  " if widest else "  "
+            lines += _wrapped(cell, before, " " * len(before), width)
     return lines
 
 
@@ -149,3 +158,30 @@ def _wrapped(text: str, before: str, hang: str, width: int) -> list[str]:
     from denpexd.notify.text import wrap
 
     return wrap(text, max(width, len(hang) + 8), before, hang)
+
+
+class Progress:
+    """How far a long reading has come, on one line of standard error: only on a terminal, and only for much."""
+
+    MUCH = 32 << 20  # bytes
+
+    def __init__(self) -> None:
+        self._shown = -1
+
+    def __call__(self, done: int, total: int) -> None:
+        """`done` of `total` bytes have been read; all of them: what was read is judged."""
+        percent = 100 * done // max(1, total)
+        if total < self.MUCH or percent == self._shown or not sys.stderr.isatty():
+            return
+        self._shown = percent
+        wide = max(8, min(40, width() - 30))
+        bar = "█" * (wide * percent // 100)
+        said = f"{percent:3} % of {total >> 20} MiB" if done < total else "judging"
+        sys.stderr.write(f"\r\x1b[K{bar:░<{wide}} {said}")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away: what comes now is the answer."""
+        if self._shown >= 0:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

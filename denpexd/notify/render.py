@@ -4,6 +4,7 @@ The first line is the answer. Everything quoted from a job is escaped for its de
 out before (`redact`).
 """
 
+import re
 from collections.abc import Mapping
 
 from denpexd.notify.policy import Verdict
@@ -24,6 +25,7 @@ from denpexd.notify.text import (
     wrap,
 )
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {"critical": "1;31", "high": "31", "medium": "33", "low": "36", "closed": "32"}
 _STYLES |= {"confirmed": "32", "likely": "33", "undetermined": "35", "head": "1", "dim": "2", "command": "36"}
 _STYLES |= {"read-only": "32", "config": "33", "restart": "33", "disruptive": "31"}
@@ -33,11 +35,11 @@ class Page:
     """Lines of a report or an encyclopedia entry, with or without colour."""
 
     def __init__(self, color: bool, width: int, whole: bool = False) -> None:
-        self.color, self.width, self._whole = color, max(40, width), whole
+        self.color, self.width, self.whole = color, max(40, width), whole
         self.lines: list[str] = []
 
     def cut(self, text: str, width: int) -> str:
-        return text if self._whole else cut(text, width)
+        return text if self.whole else cut(text, width)
 
     def paint(self, text: str, style: str) -> str:
         code = _STYLES.get(style)
@@ -48,6 +50,14 @@ class Page:
 
     def text(self, text: str, indent: str = "  ", hang: str | None = None, style: str = "") -> None:
         self.lines += [self.paint(line, style) for line in wrap(text, self.width, indent, hang)]
+
+    def line(self, text: str, hang: str = "  ") -> None:
+        """One line with colours in it; without them and wrapped where it has no room."""
+        plain = _COLOUR.sub("", text)
+        if self.whole or cells(plain) <= self.width:
+            self.lines.append(text)
+        else:
+            self.text(plain, "", hang)
 
     def section(self, head: str, text: str) -> None:
         if text:
@@ -106,8 +116,12 @@ def _first_line(verdict: Verdict, page: Page) -> str:
     mark = "✔" if closed else "●"
     plain = f"{mark} {kind_word(verdict)}  {who(verdict)}  "
     room = page.width - cells(plain) - len(certainty) - 4
-    title = page.cut(one_line(verdict.get("title") or verdict.get("failure")), max(20, room))
     start = page.paint(f"{mark} {kind_word(verdict)}", style)
+    title = one_line(verdict.get("title") or verdict.get("failure"))
+    if room < 20 and not page.whole:  # no room beside it
+        below = "\n".join(page.paint(line, "head") for line in wrap(title, page.width, "  "))
+        return f"{start}  {who(verdict)}  ({page.paint(certainty, certainty)})\n{below}"
+    title = page.cut(title, room)
     return f"{start}  {who(verdict)}  {page.paint(title, 'head')}  ({page.paint(certainty, certainty)})"
 
 
@@ -144,7 +158,7 @@ def _evidence(verdict: Verdict, page: Page) -> None:
     page.head("Evidence")
     for number, item in enumerate(found):
         page.lines += [""] if number else []
-        page.lines.append("  " + page.paint(origin(item), "dim"))
+        page.line("  " + page.paint(origin(item), "dim"), "    ")
         page.lines += ["  │ " + cut(line, page.width - 4) for line in excerpt(str(item.get("text", "")))]
         if means := one_line(item.get("means")):
             page.text(means, "  └ ", "    ")

@@ -15,8 +15,8 @@ job: a
 paths: /logs
 sinks:
   - type: webhook
-    url: http://example.org/secret-path
-    headers: {X-Token: abc-secret}
+    url: http://example.org/s3cr3t-path
+    headers: {X-Token: abc-s3cr3t}
 hang: {budgets: {eval: 30m}}
 web:
   port: 9500
@@ -63,11 +63,11 @@ def test_every_option_is_named_and_no_secret_is_shown(file: Path) -> None:
     assert len(rows) == len(told(file, {}, {}))
     assert "command line, evidence.active" in text
     assert f"{file}:6:15" in text
-    assert "secret" not in text + str(rows)
+    assert "s3cr3t" not in text + str(rows)
 
 
 def test_a_narrow_terminal_gets_a_list_instead_of_a_table(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("denpexd.cli_setup.whole", lambda: False)
+    monkeypatch.setattr("denpexd.terminal.whole", lambda: False)
     shown = CliRunner().invoke(main, ["config", "show", "-c", str(file), "--origin"], env={"COLUMNS": "44"}).output
     assert 'hang.budgets.eval\n  value  "30m"\n  from   ' in shown
     assert all(len(line) <= 44 for line in shown.splitlines())
