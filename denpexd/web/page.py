@@ -3,12 +3,13 @@
 Log text is hostile; every value passes jinja's autoescaping and lands in element text or a quoted attribute.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import denpexd
 from denpexd.clock import iso
@@ -36,6 +37,7 @@ class Console:
             web_links=web_links,
             number=number,
             plural=plural,
+            prose=prose,
         )
         self._env.globals.update(version=denpexd.__version__, when=when)
 
@@ -50,6 +52,12 @@ def _visible(value: object) -> object:
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(c if c.isprintable() or c in "\n\t\xa0\u3000" else ascii(c)[1:-1] for c in value)
+
+
+def prose(text: object) -> Markup:
+    """A text of a rule: what stands between backticks is code, the rest shows as it is."""
+    parts = re.split(r"`([^`]+)`", str(_visible(text)) if text else "")
+    return Markup().join(Markup("<code>{}</code>").format(p) if n % 2 else escape(p) for n, p in enumerate(parts))
 
 
 def rank_ranges(ranks: Iterable[int], most: int = 1000) -> str:

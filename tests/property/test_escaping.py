@@ -134,7 +134,7 @@ HARMLESS = shown("x")
 @given(hostile)
 def test_the_console_has_the_same_elements_whatever_a_job_says(text: str) -> None:
     page = shown("x" + text)
-    assert [tag for tag, _ in page.tags] == [tag for tag, _ in HARMLESS.tags]
+    assert [tag for tag, _ in page.tags if tag != "code"] == [tag for tag, _ in HARMLESS.tags if tag != "code"]
     for _, attributes in page.tags:
         assert not any(name.startswith("on") for name in attributes)
         assert not (attributes.get("href") or "/").lower().startswith(("javascript:", "data:"))
