@@ -73,10 +73,13 @@ def render(
         return
     for row in rows:
         say(f"== {row['sink']}: {row['incident']}")
-        if isinstance(row["message"], str):
-            say(row["message"])
+        shown = row["message"]
+        if isinstance(shown, dict) and shown.keys() >= {"title", "body"}:
+            shown = f"{shown['title']}\n\n{shown['body']}"
+        if isinstance(shown, str):
+            say(shown)
         else:
-            say_json(row["message"])
+            say_json(shown)
         say("")
 
 

@@ -25,6 +25,11 @@ from denpexd.notify.text import (
     unmentioned,
 )
 
+FACTS = (
+    *("job", "started by", "victims", "not heard", "since", "idle so far"),
+    *("acknowledged", "severity", "certainty", "a matter of"),
+)
+"""The names of all facts, in the order in which they are told."""
 TITLE = 250
 SENTENCES = 2
 QUOTES, QUOTED = 3, 300
@@ -139,19 +144,19 @@ def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
     initiating, collateral = ranks(verdict, "initiating_ranks"), ranks(verdict, "collateral_ranks")
     unheard = ranks(verdict, "unheard_ranks")
     domain, certainty = one_line(verdict.get("domain")), one_line(verdict.get("certainty"))
-    rows = (
-        ("job", one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in ("", "0") else "")),
-        ("started by", (few(initiating) if initiating else "no rank can be named") + where(verdict)),
-        ("victims", few(collateral) if collateral else ""),
-        ("not heard", few(unheard) if unheard else ""),
-        ("since", moment(verdict.get("opened_t")) + (f", step {step}" if step else "")),
-        ("idle so far", idle(verdict, now)),
-        ("acknowledged", acknowledged(verdict)),
-        ("severity", one_line(verdict.get("severity"))),
-        ("certainty", certainty),
-        ("a matter of", domain),
+    told = (
+        one_line(verdict.get("job")) + (f", attempt {attempt}" if attempt not in ("", "0") else ""),
+        (few(initiating) if initiating else "no rank can be named") + where(verdict),
+        few(collateral) if collateral else "",
+        few(unheard) if unheard else "",
+        moment(verdict.get("opened_t")) + (f", step {step}" if step else ""),
+        idle(verdict, now),
+        acknowledged(verdict),
+        one_line(verdict.get("severity")),
+        certainty,
+        domain,
     )
-    return [(name, value) for name, value in rows if value]
+    return [(name, value) for name, value in zip(FACTS, told, strict=True) if value]
 
 
 def acknowledged(verdict: Verdict) -> str:
@@ -195,7 +200,7 @@ def idle(verdict: Verdict, now: float | None = None) -> str:
     amount = f"{total:,.0f}" if total >= 10 else f"{total:.2g}"
     standing = isinstance(since, int | float) or verdict.get("hang")
     if_so = "no rank has worked since" if standing else "at most, if no rank has worked since"
-    return f"{amount} GPU-hours ({world:,} ranks x {hours:.2g} h; one GPU a rank, {if_so})"
+    return f"{amount} GPU-hour{'s' * (amount != '1')} ({world:,} ranks x {hours:.2g} h; one GPU a rank, {if_so})"
 
 
 def known_ranks(verdict: Verdict) -> int:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from denpexd.notify.message import Message
+from denpexd.notify.message import FACTS, Message
 from denpexd.notify.policy import Verdict
 from denpexd.notify.text import moment, one_line, rank_list, unmentioned, visible
 
 log = logging.getLogger(__name__)
 
+_LINKS = {"console": "", "runbook": ""}
 LARGEST = 64 * 1024  # bytes of a template
 
 Escape = Callable[[str], str]
@@ -58,7 +59,8 @@ def rendered(source: str, verdict: Verdict, told: Message, escape: Escape) -> tu
         undefined=StrictUndefined, finalize=finalized, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters |= {"ranks": _ranks, "moment": moment, "one_line": one_line}
-    names = {**asdict(told), "title": told.title, "facts": dict(told.facts), "links": dict(told.links)}
+    facts, links = dict.fromkeys(FACTS, "") | dict(told.facts), _LINKS | dict(told.links)  # what is unknown is empty
+    names = {**asdict(told), "title": told.title, "facts": facts, "links": links}
     text = environment.from_string(source).render(names, verdict=_plain(verdict)).strip()
     title, _, body = text.partition("\n")
     if not title.strip():

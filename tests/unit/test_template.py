@@ -1,6 +1,7 @@
 """Texts of one's own: escaped for their destination, in a sandbox, and never in the way of an alert."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,15 @@ def test_what_is_put_in_is_escaped_and_what_stands_there_is_not() -> None:
 def test_times_and_facts_by_name() -> None:
     at = "2023-11-14 22:13:20 UTC"
     assert render("{{ verdict.opened_t|moment }} {{ facts['since'] }} {{ none }}x")[0] == f"{at} {at} x"
+
+
+def test_the_example_of_the_documentation_works_also_where_little_is_known() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "alerts.md").read_text("utf-8")
+    [source] = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
+    title, body = render(source)
+    assert title == "CRITICAL run &lt; !channel&gt;: HANG ranks 0-2,7: Some hang (likely)"
+    assert "Ranks 0-2,7 since 2023-11-14 22:13:20 UTC; GPUs at work." in body
+    assert "1. Restart &amp; wait" in body
 
 
 @pytest.mark.parametrize(
