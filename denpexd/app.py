@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from denpexd.bundle import versions_of
 from denpexd.catalog.load import shipped_rules
@@ -35,6 +35,10 @@ from denpexd.evidence.procs import Processes
 from denpexd.evidence.ras import Ras
 from denpexd.evidence.resources import Resources
 from denpexd.handling import Handling
+from denpexd.hub.broker import Nats
+from denpexd.hub.leases import TTL
+from denpexd.hub.owner import HubDaemon, Nobody, fenced, loops
+from denpexd.hub.uplink import NodeUplink
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
@@ -136,6 +140,7 @@ async def run(
     listening: Callable[[str], None] | None = None,
     reread: Callable[[], Settings] | None = None,
     keep: Path | None = None,
+    hub: bool = False,
 ) -> int:
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
@@ -143,6 +148,7 @@ async def run(
     `any_port`: if another daemon has the port, take a free one. `state` opens the state in the folder of the settings;
     `fresh`: of it only unsent alerts are taken over, nothing about files and jobs. `collector`: who answers for the
     processes, those of this node if nobody is given. `keep`: where bundles go, if not into the state folder.
+    `hub`: the events come from other daemons, over the broker of the settings, instead of from files.
     """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
@@ -161,12 +167,12 @@ async def run(
             max_line=settings.ingest.max_line,
             record=(settings.keep.memory if settings.keep.bundles == "on" else 0, settings.keep.before),
         )
-        if not fresh:
+        if not (fresh or hub):  # what a hub knows is with the broker
             pipeline.restore(store.journal(), store.incidents("open"), clock.now())
         positions = {} if fresh else store.positions()
         waker = Waker(clock)
         ingest = settings.ingest
-        found = Discovery(settings.paths, settings.job, links=ingest.links)
+        found = Discovery([] if hub else settings.paths, settings.job, links=ingest.links)
         reader = Reader(found, clock, waker, positions, ingest.sweep)
         cleanup.callback(reader.close)
         processes = Processes(root_pid=root_pid, pipe=pipe)
@@ -186,6 +192,7 @@ async def run(
             flight=flight,
         )
         kernel = None
+        collector = Nobody() if hub else collector
         if collector is None and (kernel := open_kernel(settings.evidence.kernel, os.uname().nodename, clock)):
             cleanup.callback(kernel.close)
         collector = collector or local
@@ -197,16 +204,21 @@ async def run(
         make = partial(
             printed, client=client, clock=clock, receipts=store, acknowledged=lambda *who: handling.note(*who)
         )
-        sinks = Sinks(make, settings)
+        sinks = Sinks((lambda new: fenced(make(new), lambda: cast(HubDaemon, daemon))) if hub else make, settings)
+        uplink = None
+        if settings.hub.url and not hub:
+            node = settings.hub.node or os.uname().nodename
+            broker = Nats(settings.hub, f"denpexd on {node}", lease=TTL)
+            uplink = await asyncio.to_thread(NodeUplink(settings.hub, node, broker, store, clock).open)
         jitter = random.Random()  # noqa: S311 - not a secret
         deliverer = Deliverer(store, sinks.all, clock, jitter, alive=lambda: daemon.healthy()[0])
         kept = keep or settings.state_dir
-        launches = _launches(kept, settings, clock, collector, root_pid)
+        launches = None if hub else _launches(kept, settings, clock, collector, root_pid)
         cleanup.callback(launches.close if launches else lambda: None)
         keeper = _keeper(kept, settings, pipeline, reader, rules, clock, launches)
 
         def prepare(new: Settings) -> Callable[[], list[str]]:
-            files = Discovery(new.paths, new.job, links=new.ingest.links)
+            files = Discovery([] if hub else new.paths, new.job, links=new.ingest.links)
             destinations, policy = sinks.build(new), alerting(new)
 
             def use() -> list[str]:
@@ -219,9 +231,9 @@ async def run(
 
             return use
 
-        daemon = Daemon(
-            settings, pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, prepare
-        )
+        made = HubDaemon if hub else Daemon
+        parts = (pipeline, reader, store, deliverer, collector, clock, rules, keeper, launches, prepare)
+        daemon = made(settings, *parts, uplink)
         handling = Handling(daemon)
         token = read_secret(None, settings.web.token_file) if settings.web.token_file else None
         series = Series(pipeline, clock)
@@ -239,8 +251,8 @@ async def run(
 
         def ready(url: str) -> None:
             sd_notify("READY=1", notify)
-            known = len(settings.paths), len(catalog.rules), scanner.engine_name
-            log.info("watching %d paths, %d rules, engine %s", *known)
+            what = f"jobs through {', '.join(settings.hub.url)}" if hub else f"{len(settings.paths)} paths"
+            log.info("watching %s, %d rules, engine %s", what, len(catalog.rules), scanner.engine_name)
             if listening is not None:
                 listening(url)
 
@@ -252,6 +264,12 @@ async def run(
             "series": series.keep,
             "stuck": lambda: tell_where_it_is_stuck(clock),
         }
+        if isinstance(daemon, HubDaemon):
+            broker = Nats(settings.hub, "denpexd hub", lease=TTL)
+            kept_going |= loops(daemon.span(settings.hub, broker, broker.prepare))
+        if uplink is not None:
+            uplink.bind(daemon)
+            kept_going["uplink"] = uplink.forever
         if collector is local:
             feed = NodeFeed(kernel, Places(processes), Resources(), daemon, lambda: local.ranks)
             kept_going["node"] = feed.forever
@@ -268,6 +286,8 @@ async def run(
                 task.cancel()
             await asyncio.gather(*tasks[2:], stop, return_exceptions=True)
             await daemon.finish()
+            if uplink is not None:
+                await uplink.leave()
             app.state.live.close()
             for task in tasks:
                 task.cancel()

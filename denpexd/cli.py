@@ -122,6 +122,22 @@ def exec_(
 
 
 @main.command()
+@CONFIG
+@click.option("--port", type=int, help="Port of metrics and console (default 9464, 0: any free one).")
+@click.option("--state-dir", type=EXISTING, help="Where unsent alerts are kept.")
+@click.option("--no-color", is_flag=True, help="Plain text on the terminal.")
+def hub(config: Path | None, port: int | None, state_dir: Path | None, no_color: bool) -> None:
+    """Judge jobs that span nodes: their denpexd run forward what they see over NATS (hub.url in the configuration).
+
+    Any number of hubs share the jobs; when one is gone, the others go on with its.
+    """
+    from denpexd.watch import run_hub
+
+    flags = flags_of(job=None, port=port, state_dir=state_dir, active=None)
+    sys.exit(run_hub(config, flags, color=color(no_color)))
+
+
+@main.command()
 @click.argument("paths", nargs=-1, required=True)
 @form("text", "json", "markdown")
 @PACKS

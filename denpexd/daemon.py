@@ -11,11 +11,11 @@ from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.core.flight import Dump
 from denpexd.keeper import Keeper
 from denpexd.launches import Launches
-from denpexd.ledger import Ledger
+from denpexd.ledger import Beside, Ledger
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Change, Outcome, Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Prepare, Rules
 from denpexd.settings import Settings
@@ -61,6 +61,18 @@ class CollectorLike(Protocol):
         ...
 
 
+class Uplink(Beside, Protocol):
+    """The way to a daemon that knows more of a job than this one: hub.uplink.NodeUplink on a node."""
+
+    def forward(self, outcome: Outcome) -> None:
+        """Pass on what the cores were fed."""
+        ...
+
+    def counts(self) -> Mapping[str, Mapping[str, float]]:
+        """Messages by outcome, what waits by kind, nodes by state, and what else there is to show."""
+        ...
+
+
 class Daemon:
     """One daemon at work. Everything runs on the event loop; what can block goes to a thread."""
 
@@ -77,10 +89,12 @@ class Daemon:
         keeper: Keeper | None = None,
         launches: Launches | None = None,
         prepare: Prepare = lambda _: list[str],
+        uplink: Uplink | None = None,
     ) -> None:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
-        self.ledger = Ledger(reader.positions, store, deliverer, alerting(settings), clock)
+        self.uplink = uplink
+        self.ledger = Ledger(reader.positions, store, deliverer, alerting(settings), clock, self._beside())
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches, self._prepare = rules, keeper, launches, prepare
         self.supervisor = Supervisor(clock)
@@ -93,6 +107,9 @@ class Daemon:
         self._held: dict[Path, int] = {}  # what the local processes write
         self._attach_at = float("-inf")
         self._started = False
+
+    def _beside(self) -> Beside | None:
+        return self.uplink
 
     # --- loops ------------------------------------------------------------------------------------------------------
 
@@ -140,16 +157,22 @@ class Daemon:
             now = self.clock.now()
             self.lag = max(0.0, now - due)
             if now - self._tick_at > LATE:
-                log.warning("paused for %.0f s: silence in between proves nothing", now - self._tick_at)
-                await self.handle(self.pipeline.blind(now, self._tick_at))
+                await self._paused(now, self._tick_at)
             self._tick_at = now
-            await self._processes(now)
-            await self.handle(self.pipeline.tick(now))
+            await self._judge(now)
             await self.ledger.commit()
             if self.keeper is not None:
                 self.keeper.tick(now)
             if self.healthy()[0]:
                 alive()
+
+    async def _paused(self, now: float, since: float) -> None:
+        log.warning("paused for %.0f s: silence in between proves nothing", now - since)
+        await self.handle(self.pipeline.blind(now, since))
+
+    async def _judge(self, now: float) -> None:
+        await self._processes(now)
+        await self.handle(self.pipeline.tick(now))
 
     async def _processes(self, now: float) -> None:
         """Ranks that came or went, told to the job whose files they write; else to the only job there is."""
@@ -218,19 +241,25 @@ class Daemon:
     async def handle(self, outcome: Outcome) -> None:
         """Make a batch's consequences durable together with the positions, then let the senders go."""
         # Nothing is waited for until all of it is pending: whoever writes next takes the positions with what they mean.
+        if self.uplink is not None:
+            self.uplink.forward(outcome)
         changes = self.ledger.add(outcome.changes, outcome.journal)
-        if self.keeper is not None:
-            self.keeper.note(changes)
+        self._noted(changes)
         for job, want in outcome.wants:
             if len(self._looking) < LOOKS:
-                task = asyncio.create_task(self._look(job, want), name="look")
+                task = asyncio.create_task(self.look(job, want), name="look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
         if changes:
             # The core says a change once: to be cancelled here, at the end, must not lose it.
             await asyncio.shield(self.ledger.commit())
 
-    async def _look(self, job: str, want: Want) -> None:
+    def _noted(self, changes: Sequence[Change]) -> None:
+        if self.keeper is not None:
+            self.keeper.note(changes)
+
+    async def look(self, job: str, want: Want) -> None:
+        """Fetch what is wanted of a job, if the processes here are its."""
         if self.evidence_job() == job:
             events = await self.collector.collect(want)
             await self.handle(self.pipeline.evidence(job, events))
@@ -242,6 +271,10 @@ class Daemon:
             await self._look_around()
             await self.ledger.commit()
         return taken, said
+
+    def counts(self) -> Mapping[str, Mapping[str, float]]:
+        """Where there is a hub: see Uplink.counts."""
+        return {} if self.uplink is None else self.uplink.counts()
 
     # --- how it is --------------------------------------------------------------------------------------------------
 

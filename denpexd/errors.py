@@ -71,6 +71,10 @@ class DeliveryError(DenpexdError):
         super().__init__(reason)
 
 
+class Withdrawn(DenpexdError):
+    """A message is for another daemon to send."""
+
+
 class StateError(DenpexdError):
     """The state database is missing rights, corrupted, or of a newer schema."""
 
@@ -89,3 +93,11 @@ class DaemonError(DenpexdError):
     def __init__(self, why: str, *, status: int = 0) -> None:
         self.status = status
         super().__init__(why)
+
+
+class WireError(DenpexdError):
+    """What came over the network between nodes and hubs is not what this version understands."""
+
+
+class BrokerError(DenpexdError):
+    """The broker cannot be reached, or refuses what is asked of it."""

@@ -8,11 +8,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import Closed, Opened
 from denpexd.errors import StateError
 from denpexd.notify.book import Book
+from denpexd.notify.database import Statement
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.desk import Alerting, Desk
 from denpexd.notify.outbox import Store
@@ -42,6 +44,22 @@ class _Batch:
         return bool(self.journal or self.incidents or self.deliveries)
 
 
+class Beside(Protocol):
+    """Further things that are to be written together with the positions, or not at all; and who speaks."""
+
+    def cut(self) -> Callable[[], Mapping[tuple[object, ...], Statement]] | None:
+        """What is to be written with the next transaction, once; made in a worker thread. None: nothing."""
+        ...
+
+    def written(self) -> None:
+        """The transaction is over: on disk or, while that cannot be written, kept until it can."""
+        ...
+
+    def voice(self, verdict: Verdict) -> Verdict | None:
+        """What may be told of an incident; None: nothing, because another daemon tells of that job."""
+        ...
+
+
 class Ledger:
     """What is to be written, and the last verdict of each incident. `positions`: how far has been read."""
 
@@ -52,7 +70,9 @@ class Ledger:
         deliverer: Deliverer,
         alerting: Alerting,
         clock: Clock,
+        beside: Beside | None = None,
     ) -> None:
+        self._beside = beside
         self._positions, self._store, self._deliverer, self._clock = positions, store, deliverer, clock
         self._writing = asyncio.Lock()
         self._pending = _Batch()
@@ -79,7 +99,7 @@ class Ledger:
         told = [self._as_told(change) for change in changes]
         for change in told:
             pending.incidents.append(change.verdict)
-            pending.deliveries += self.desk.changed(change.verdict, self._clock.wall())
+            pending.deliveries += self._tell(change.verdict)
             self._remember(change.verdict)
             self._ended(change.verdict)
         return told
@@ -88,8 +108,37 @@ class Ledger:
         """An incident has been acknowledged: whoever was told of it is told that, too."""
         verdict = self._with_more(self.incidents[key])
         self._pending.incidents.append(verdict)
+        self._pending.deliveries += self._tell(verdict)
+        self._remember(verdict)
+
+    def _tell(self, verdict: Verdict) -> list[Delivery]:
+        said = verdict if self._beside is None else self._beside.voice(verdict)
+        return [] if said is None else self.desk.changed(said, self._clock.wall())
+
+    def _ours(self) -> Mapping[str, Verdict]:
+        """The incidents that are ours to tell of."""
+        if self._beside is None:
+            return self.incidents
+        found = {key: self._beside.voice(verdict) for key, verdict in self.incidents.items()}
+        return {key: verdict for key, verdict in found.items() if verdict is not None}
+
+    def end(self, key: str, why: str) -> None:
+        """Whoever was told of this incident is told that it is over, whoever else may tell of its job."""
+        was = self.incidents[key]
+        end = {"state": "closed", "event": "closed", "revision": revision_of(was) + 1}
+        verdict = {**was, **end, "summary": f"{was['summary']} {why}"}
+        self._pending.incidents.append(verdict)
         self._pending.deliveries += self.desk.changed(verdict, self._clock.wall())
         self._remember(verdict)
+
+    def leave(self, key: str) -> None:
+        """Another daemon tells of this incident, or it is told of under another key: no more of it here."""
+        if (verdict := self.incidents.pop(key, None)) is not None:
+            self._pending.incidents.append({**verdict, "state": "closed"})
+
+    def told_key(self, key: str) -> str:
+        """The key under which an incident of the core is told of."""
+        return self._same.get(key, (key, 0))[0]
 
     def core_key(self, key: str) -> str:
         """The key under which the core knows an incident."""
@@ -155,7 +204,8 @@ class Ledger:
             self._look_what_is_due(last=last)
             batch, self._pending = self._pending, _Batch()
             positions, more = self._positions(), self.book.take()
-            if not (positions or batch or more):
+            beside = None if self._beside is None else self._beside.cut()
+            if not (positions or batch or more or beside is not None):
                 return
             try:
                 await asyncio.to_thread(
@@ -165,9 +215,12 @@ class Ledger:
                     deliveries=batch.deliveries,
                     journal=batch.journal,
                     more=more,
+                    **({"beside": beside} if beside is not None else {}),
                 )
             except StateError as error:
                 log.error("%s", error)
+            if self._beside is not None:
+                self._beside.written()
             if not self._pending.deliveries:
                 self.desk.stored()  # the store knows them all
             if batch.deliveries:
@@ -180,5 +233,6 @@ class Ledger:
         if not last and abs(now - self._review_at) < REVIEW:
             return
         self._review_at = now
-        self._pending.deliveries += self.desk.review(self.incidents, now)
-        self._pending.deliveries += self.desk.digests(self.incidents, now, last=last)
+        ours = self._ours()
+        self._pending.deliveries += self.desk.review(ours, now)
+        self._pending.deliveries += self.desk.digests(ours, now, last=last)

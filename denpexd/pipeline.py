@@ -58,6 +58,7 @@ class Outcome:
     changes: list[Change] = field(default_factory=list)
     wants: list[tuple[str, Want]] = field(default_factory=list)
     journal: list[str] = field(default_factory=list)
+    told: list[tuple[str, Sequence[Event]]] = field(default_factory=list)  # what the cores were fed
 
     def add(self, job: str, events: Iterable[Event], outputs: Iterable[Output]) -> None:
         self.journal += [line for event in events if (line := encode(job, event)) is not None]
@@ -73,6 +74,7 @@ class Outcome:
         self.changes += other.changes
         self.wants += other.wants
         self.journal += other.journal
+        self.told += other.told
 
 
 @dataclass(slots=True)
@@ -117,17 +119,19 @@ class Pipeline:
         self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
         self._now = start_t
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str, start_t: float | None = None) -> Job:
+        """The job, begun now if need be. `start_t`: since when it is watched, if not since the daemon's start."""
         if name not in self.jobs:
-            core = Correlator(self.catalog, name, start_t=self._start_t, limits=self._limits)
-            self.jobs[name] = Job(name, core, tape=self._tape(name), heard=self._now)
+            start_t = self._start_t if start_t is None else start_t
+            core = Correlator(self.catalog, name, start_t=start_t, limits=self._limits)
+            self.jobs[name] = Job(name, core, tape=self._tape(name, start_t), heard=self._now)
         return self.jobs[name]
 
-    def _tape(self, job: str) -> Tape | None:
+    def _tape(self, job: str, start_t: float) -> Tape | None:
         room, age = self._record
         if not room:
             return None
-        return Tape(job, self._start_t, self._limits, lambda s: depth_of(self.catalog, s), room=room, age=age)
+        return Tape(job, start_t, self._limits, lambda s: depth_of(self.catalog, s), room=room, age=age)
 
     def use(self, catalog: Catalog, scanner: Scanner) -> None:
         """Other rules from now on, for all jobs."""
@@ -308,8 +312,29 @@ class Pipeline:
             if job.tape is not None:
                 job.tape.add(events)
             outcome.add(job.name, events, outputs)
+            outcome.told.append((job.name, events))
             self._count(outputs)
         return outcome
+
+    def say(self, outputs: Sequence[Output]) -> Outcome:
+        """What a core says without having been fed."""
+        outcome = Outcome()
+        outcome.add("", [], outputs)
+        self._count(outputs)
+        return outcome
+
+    def resume(self, name: str, known: Sequence[Event], open_verdicts: Sequence[Verdict], t: float) -> None:
+        """A job that another daemon has watched until `t`: what was known then, and the incidents it told of."""
+        job = self.job(name, min((event.t for event in known), default=t))
+        job.heard = t
+        if job.tape is not None:
+            job.tape.known(known)
+        job.core.restore(known, open_verdicts, t)
+
+    def leave(self, name: str) -> None:
+        """Another daemon watches this job from now on."""
+        if name in self.jobs:
+            self._forget(name)
 
     def evidence(self, name: str, events: Sequence[Event]) -> Outcome:
         """Answers of witnesses about one job."""

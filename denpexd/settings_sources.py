@@ -26,7 +26,6 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_DEPTH = 20
 # Kubernetes injects these into every pod of a namespace that has a Service named "denpexd".
 _SERVICE_VARIABLES = ("DENPEXD_SERVICE_", "DENPEXD_PORT_")
-_NOT_IN_THIS_VERSION = {"hub": "jobs that span nodes without a shared file system are not supported by this version"}
 
 
 @dataclass
@@ -218,8 +217,7 @@ def _complaint(item: dict[str, Any], sources: Sequence[Source], model: type[Base
     if item["type"] == "extra_forbidden":
         key = str(at[-1])
         valid = _valid_names(model, raw)
-        hint = f": {_NOT_IN_THIS_VERSION[key]}" if at == (key,) and key in _NOT_IN_THIS_VERSION else nearest(key, valid)
-        return f"{where}unknown option {dotted(at)}{hint}"
+        return f"{where}unknown option {dotted(at)}{nearest(key, valid)}"
     if item["type"] == "union_tag_invalid":
         tag, expected = str(item["ctx"]["tag"]), item["ctx"]["expected_tags"].replace("'", "")
         others = f"; valid types are {expected}; apprise knows many services more (docs/alerts.md)"
@@ -289,6 +287,12 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     return base / "denpexd"
 
 
+def secret_file(file: Path) -> Path:
+    """Where the file is: one without a folder is one of systemd's credentials, where there are any."""
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(credentials) / file if credentials and file.parent == Path() else file
+
+
 def read_secret(value: SecretStr | None, file: Path | None) -> str:
     """The secret given directly or the stripped content of its file, read now; SettingsError without the content.
 
@@ -298,9 +302,7 @@ def read_secret(value: SecretStr | None, file: Path | None) -> str:
         return value.get_secret_value()
     if file is None:
         raise SettingsError("neither a value nor a file is configured")
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    if credentials and file.parent == Path():
-        file = Path(credentials) / file
+    file = secret_file(file)
     try:
         secret = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -113,6 +113,7 @@ class DaemonView:
             config_taken_at=daemon.rules.taken_at,
             rules={state.pack.name: state.rules for state in packs},
             rule_errors={state.pack.name: len(state.errors) for state in packs},
+            hub=daemon.counts(),
         )
 
     def _kept(self) -> dict[str, int]:

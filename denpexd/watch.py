@@ -111,6 +111,26 @@ def run_daemon(
     )
 
 
+def run_hub(config: Path | None, flags: Mapping[str, Any], *, color: bool) -> int:
+    """Run a hub in this process."""
+    from denpexd.app import run
+    from denpexd.settings import Settings, load
+    from denpexd.state import of_daemon
+
+    def read() -> Settings:
+        settings = load(config, overrides=flags, environ=os.environ)
+        if not settings.hub.url:
+            raise SettingsError("a hub needs hub.url, the address of a NATS server with JetStream (docs/hub.md)")
+        return settings
+
+    settings = read()
+    log_to_stderr(settings.log_level)
+    any_port = not is_chosen(config, flags, "web", "port")
+    state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else "hub")
+    running = run(settings, stream=sys.stdout, color=color, reread=read, any_port=any_port, state=state, hub=True)
+    return asyncio.run(running)
+
+
 def is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:
     """Whether somebody gave this option: by the file, a DENPEXD_* variable, a flag, or systemd's state folder."""
     from denpexd.settings import Settings

@@ -42,6 +42,7 @@ FACT_OF = {
     "eased": "exhausted",
     "gpu_busy": "gpu_idle",
     "cpu_busy": "cpu_idle",
+    "node_gone": "told_to_stop",
 }
 COLLECTIVE_FACTS = ("pending", "mismatch", "differs", "behind", "not_in_collective")
 FIELD_FACTS = (*COLLECTIVE_FACTS, "fewer_steps")
@@ -145,6 +146,17 @@ class Correlator:
         self._speaker.adopt(open_verdicts)
         self.now = max(self.now, now)
         self.feed([Blind(now, now)])
+
+    def same_as(self, told: Mapping[str, object]) -> tuple[str, list[Output]] | None:
+        """Another daemon tells of this incident: if it is open here, it has that key from now on.
+
+        Returns the key it had so far, and what there is to say beyond what was told; None if it is not open here.
+        """
+        return self._speaker.same_as(told, self.now)
+
+    def expect(self, told: Mapping[str, object]) -> None:
+        """Another daemon has told of this incident, which may open here: then it has that key."""
+        self._speaker.expect(told)
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 

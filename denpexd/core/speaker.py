@@ -87,10 +87,34 @@ class Speaker:
             incident.opened_t, incident.stopped_t = float(str(known["opened_t"])), _stopped(known)
         self._stops = max(self._stops, 1)
 
+    def same_as(self, told: Mapping[str, object], now: float) -> tuple[str, list[Output]] | None:
+        """See `Correlator.same_as`."""
+        self._now = now
+        incident, key = self._incidents.get(self._slot(told)), str(told["key"])
+        if incident is None:
+            return None
+        was, incident.key = incident.key, key
+        incident.revision = max(incident.revision, _revision(told))
+        out: list[Output] = []
+        if was != key:
+            incident.opened_t = float(str(told["opened_t"]))
+            if _said(told) != essence(incident.candidate):
+                self._update(out, incident)
+        return was, out
+
+    def expect(self, told: Mapping[str, object]) -> None:
+        """See `Correlator.expect`."""
+        self._adopted[self._slot(told)] = told
+
+    def _slot(self, told: Mapping[str, object]) -> str:
+        rule = self._rules.get(str(told["failure"]))
+        return "stop" if rule is None or rule.stops else rule.id
+
     def _close_orphans(self, out: list[Output]) -> None:
         """Incidents of before the restart whose evidence is no longer known end when training goes on."""
         for slot, known in list(self._adopted.items()):
-            since = self._job.blind_until + max(2.0, 2 * (self._job.usual or 0.0))
+            began = max(self._job.blind_until, float(str(known["opened_t"])))
+            since = began + max(2.0, 2 * (self._job.usual or 0.0))
             if self._job.moved_t is not None and self._job.moved_t > since:
                 del self._adopted[slot]
                 out.append(Closed(_ended(known, self._now)))
@@ -203,14 +227,8 @@ class Speaker:
         incident = Incident(str(known["key"]), opened, c, self._job.attempt, _revision(known), self._now)
         incident.alternatives, incident.stopped_t = others, _stopped(known)
         self._incidents[slot] = incident
-        said = (
-            known["failure"],
-            known["certainty"],
-            _ranks(known, "initiating_ranks"),
-            _ranks(known, "collateral_ranks"),
-        )
         incident.said = essence(c)
-        if said != incident.said:
+        if _said(known) != incident.said:
             self._update(out, incident)
 
     def _update(self, out: list[Output], incident: Incident) -> None:
@@ -286,6 +304,12 @@ def _ended(known: Mapping[str, object], now: float) -> Mapping[str, object]:
     """The end of an incident of which only its last verdict is known."""
     change = {"state": "closed", "event": "closed", "revision": _revision(known) + 1, "updated_t": now}
     return {**known, **change}
+
+
+def _said(told: Mapping[str, object]) -> tuple[object, ...]:
+    """The essence of what was told."""
+    ranks = (_ranks(told, f"{role}_ranks") for role in ("initiating", "collateral"))
+    return (told.get("failure"), told.get("certainty"), *ranks)
 
 
 def _revision(verdict_: Mapping[str, object]) -> int:

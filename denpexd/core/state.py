@@ -44,6 +44,7 @@ class RankState:
     cgroup: str | None = None  # where the kernel's process numbers are not ours
     printed: bool = False
     looked_at: bool = False
+    lost: bool = False  # nothing comes from its node: that it shows nothing proves nothing
     last_t: float = float("-inf")
     remark_t: float = float("-inf")  # of the last line that a rule looks for or that tells of a failure
     step: int | None = None
@@ -79,7 +80,8 @@ class RankState:
     @property
     def heard(self) -> bool:
         """Anything at all shows this rank: a line, a stack, a process, a time that another rank reports of it."""
-        return self.printed or self.looked_at or bool(self.exits or self.seen or self.numbers.series)
+        shown = self.printed or self.looked_at or bool(self.exits or self.seen or self.numbers.series)
+        return shown and not self.lost
 
     @property
     def gone(self) -> Exited | None:

@@ -9,12 +9,14 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
 from denpexd.core.raised import weighed
-from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot
+from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot, Told
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, JobState, RankState
+from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState, RankState
 from denpexd.core.timers import Timers
 
 KINDS = {"ras": "ras", "nvml": "gpu"}  # of witness, by source
+NODE_SILENT, NODE_HEARD = "node_silent", "node_heard"  # of a rank: whether anything comes from its node
+NODE_GONE = "node_gone"  # of no rank; field `node`
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
 _PROCESS = re.compile(r"\((pid=\d+, ip=[\w.:]+)")
@@ -124,7 +126,13 @@ class Witnesses:
         rank = self._by_pid(fields["pid"]) if event.rank == UNKNOWN_RANK and "pid" in fields else event.rank
         if name == "oom_killed" and rank == UNKNOWN_RANK and "cgroup" in fields:
             rank = self._by_cgroup(fields["cgroup"])
+        if name == NODE_GONE:
+            self._node_gone(event)
+            return
         state = self.job.rank(rank)
+        if name in (NODE_SILENT, NODE_HEARD):
+            state.lost = name == NODE_SILENT and not state.exits and state.phase != "end"
+            return
         if name == "placed":
             state.place, state.cgroup = (fields.get("pci"), fields.get("gpu")), fields.get("cgroup")
             return
@@ -169,6 +177,19 @@ class Witnesses:
             state.states["disk_sleep"] = state.states[key]
         if name != "evidence_unavailable" and kind == "process":
             state.looked_at = True
+
+    def _node_gone(self, event: Fact) -> None:
+        """All of a node has fallen silent, its daemon too, and others miss it: its ranks are known to be gone."""
+        job, node = self.job, event.fields["node"]
+        said = Evidence(UNKNOWN_RANK, "launcher", event.source, 0, event.t, event.text, "", seq=job.seq)
+        known = job.told.setdefault("node_failure", [])
+        if len(known) < MAX_TOLD:
+            silence, usual = job.silence(event.t), job.usual
+            known.append(Told("node_failure", said, node, silence, job.last_phase, usual))
+        job.rank(UNKNOWN_RANK)
+        for state in job.ranks.values():
+            if state.node == node:
+                state.lost = False
 
     @staticmethod
     def _stands_in(state: RankState, group: str, op: str, said: Evidence) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 from denpexd.clock import Clock
-from denpexd.errors import DeliveryError, StateError
+from denpexd.errors import DeliveryError, StateError, Withdrawn
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Verdict
 from denpexd.notify.rows import Row
@@ -232,6 +232,10 @@ class Deliverer:
         self._store.lease(row)
         try:
             await sink.send(row)
+        except Withdrawn as error:
+            log.info("sink %s: message %s is not sent: %s", sink.name, row.delivery.idempotency_key, error)
+            await asyncio.to_thread(self._store.done, row)
+            return True
         except DeliveryError as error:
             return await self._failed(lane, row, error, failed)
         except Exception as error:

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +50,7 @@ MAX_UNSAVED |= {
     "held": 2 * MAX_TOLD,
     "acknowledgement": MAX_FINISHED,
     "silence": 2_000,
+    "spool": 20_000,
 }
 # No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
 LONGEST_WAIT = 900.0
@@ -107,15 +108,17 @@ class Store:
         deliveries: Sequence[Delivery] = (),
         journal: Sequence[str] = (),
         more: Mapping[tuple[object, ...], Statement] | None = None,
+        beside: Callable[[], Mapping[tuple[object, ...], Statement]] | None = None,
     ) -> None:
         """Write a batch in one transaction (disk); a position None is forgotten, a revision known already is skipped.
 
         `more`: further statements, by what they are about; of two about the same the later one counts.
+        `beside` makes further ones.
 
         Everything is redacted before it is written. StateError when writing begins to fail, once; until it works
         again further batches are kept in memory without an error. Messages can be sent after this, in either case.
         """
-        batch: dict[tuple[object, ...], Statement] = {}
+        batch: dict[tuple[object, ...], Statement] = {} if beside is None else dict(beside())
         for source, value in (positions or {}).items():
             batch["position", source] = position_statement(source, value)
         for verdict in incidents:
@@ -261,6 +264,32 @@ class Store:
     def told(self, key: str) -> list[tuple[float, str, str, str]]:
         """When each known message about an incident was made, its sink, event and state, oldest first (disk)."""
         return self.rows("SELECT created, sink, event, state FROM deliveries WHERE key = ? ORDER BY id", (key,))
+
+    def extend(self, table: str) -> None:
+        """Have one more table, made by this statement if it is not there (disk)."""
+        with self._disk:
+            self._database.write([(table, ())])
+
+    def clean(self, line: str) -> str:
+        """A line of JSON as it may leave: redacted, and counted."""
+        return self._line(line)
+
+    def told_by_another(self, key: str, sent: Mapping[str, Sent], *, wholly: bool = False) -> None:
+        """Another daemon has told sinks of the same name of this incident, up to these messages.
+
+        `wholly`: they know it from nobody else.
+        """
+        mine = {} if wholly else self._last.get(key, {})
+        later = {sink: last for sink, last in sent.items() if sink not in mine or mine[sink].revision < last.revision}
+        self._last[key] = mine | later
+
+    def withdraw(self, is_theirs: Callable[[Delivery], bool]) -> None:
+        """Messages that wait and are now for another daemon to send: they are gone here (disk)."""
+        with self._memory:
+            rows = [r for r in self._rows.values() if r.id not in self._leased and is_theirs(r.delivery)]
+        for row in rows:
+            self.done(row)
+            self._last.get(row.delivery.key, {}).pop(row.delivery.sink, None)
 
     def sent(self, key: str) -> dict[str, Sent]:
         """The last message planned about an incident, by sink; what `policy.plan` asks for."""

@@ -44,6 +44,10 @@ def _by_name(pick: Callable[[Stats], Mapping[str, float]]) -> Callable[[Snapshot
     return lambda snapshot: [((name,), value) for name, value in pick(snapshot.stats).items()]
 
 
+def _hub_state(name: str) -> Callable[[Snapshot], Rows]:
+    return _one(lambda stats: stats.hub.get("state", {}).get(name, 0))
+
+
 def _incidents(snapshot: Snapshot) -> Rows:
     """Also 0 for a failure that is open but not counted yet, so that its severity can be looked up from the start."""
     return [*{**dict.fromkeys(snapshot.stats.incidents_open, 0), **snapshot.stats.incidents}.items()]
@@ -156,4 +160,13 @@ FAMILIES: tuple[Family, ...] = (
            ("pack",), _by_name(lambda s: s.rule_errors)),
     Family("denpexd_blind", "gauge", "1 while files cannot be read: silence of a rank proves nothing then.", (),
            _one(lambda s: s.blind)),
+    Family("denpexd_hub_messages_total", "counter", "Messages between nodes and hubs by what became of them.",
+           ("outcome",), _by_name(lambda s: s.hub.get("messages", {}))),
+    Family("denpexd_hub_waiting", "gauge", "What waits for the broker (node) or to be judged (hub).", ("kind",),
+           _by_name(lambda s: s.hub.get("waiting", {}))),
+    Family("denpexd_hub_nodes", "gauge", "Nodes of the jobs of this hub.", ("state",),
+           _by_name(lambda s: s.hub.get("nodes", {}))),
+    Family("denpexd_hub_partitions", "gauge", "Partitions that this hub has.", (), _hub_state("partitions")),
+    Family("denpexd_hub_alone", "gauge", "Jobs that this node tells of itself, as it hears no hub.", (),
+           _hub_state("alone")),
 )  # fmt: skip

@@ -103,7 +103,8 @@ class Stats:
     (taken, refused), `bundles` by outcome (written, failed, skipped, aged, evicted), `config_taken_at` in Unix seconds,
     `rules` (in force) and `rule_errors` by pack, `kept` (entries of each table now) and `forgotten` (entries that had
     to go) by kind, `detect_seconds` by category (how many within each of DETECT_BOUNDS and above, their sum),
-    `idle_gpu_seconds` by job.
+    `idle_gpu_seconds` by job. `hub`: for a hub and the nodes that have one, by `messages`, `waiting`, `nodes` and
+    `state`.
     """
 
     engine: str = ""
@@ -145,6 +146,7 @@ class Stats:
     config_taken_at: float = 0.0
     rules: Mapping[str, int] = field(default_factory=dict)
     rule_errors: Mapping[str, int] = field(default_factory=dict)
+    hub: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Actions(Protocol):

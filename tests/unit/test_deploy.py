@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +19,7 @@ from denpexd.web.view import RANK_STATES
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "systemd" / "denpexd.service"
+HUB_UNIT = ROOT / "systemd" / "denpexd-hub.service"
 TEMPLATE = ROOT / "systemd" / "denpexd@.service"
 DROP_INS = ROOT / "systemd" / "denpexd.service.d"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
@@ -81,6 +83,18 @@ class TestSystemd:
         report = run("systemd-analyze", "security", "--no-pager", "--offline=yes", threshold, unit)
         assert re.search(r"exposure level for denpexd\S*: [\d.]+", report)
 
+    @needs_systemd
+    def test_the_unit_of_the_hub_exposes_as_little(self):
+        assert run("systemd-analyze", "verify", "--man=no", HUB_UNIT) == ""
+        run("systemd-analyze", "security", "--no-pager", "--offline=yes", "--threshold=20", HUB_UNIT)
+
+    def test_the_unit_of_the_hub_is_that_of_the_daemon_but_for_what_it_watches(self):
+        hub, daemon = directives(HUB_UNIT), directives(UNIT)
+        assert hub["ExecStart"] == ["/usr/bin/env denpexd hub -c /etc/denpexd/hub.yaml"]
+        same = ("Type", "WatchdogSec", "NotifyAccess", "DynamicUser", "CapabilityBoundingSet", "SystemCallFilter")
+        assert {name: hub[name] for name in same} == {name: daemon[name] for name in same}
+        assert hub["ProtectHome"] == ["yes"]
+
     def test_one_of_several_differs_in_its_names_only(self):
         one, many = (path.read_text("utf-8").splitlines() for path in (UNIT, TEMPLATE))
         assert [line for line in many if line not in one and "%i" not in line and not line.startswith("#")] == []
@@ -118,6 +132,36 @@ def config_text() -> str:
     config = next(yaml.safe_load_all((KUBERNETES / "pytorchjob.yaml").read_text("utf-8")))
     assert config["kind"] == "ConfigMap"
     return config["data"]["denpexd.yaml"]
+
+
+def hub_documents() -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load_all((KUBERNETES / "hub.yaml").read_text("utf-8"))
+    return {document["kind"]: document for document in found}
+
+
+class TestHubOnKubernetes:
+    def test_its_configuration_is_accepted(self, tmp_path):
+        config = tmp_path / "hub.yaml"
+        config.write_text(hub_documents()["ConfigMap"]["data"]["hub.yaml"])
+        assert load(config, overrides={}, environ={}).hub.url == ["nats://denpexd-nats:4222"]
+
+    def test_hubs_and_broker_have_no_rights_and_every_mount_its_volume(self):
+        documents = hub_documents()
+        for kind in ("Deployment", "StatefulSet"):
+            template = documents[kind]["spec"]["template"]["spec"]
+            [container] = template["containers"]
+            security = container["securityContext"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+            claims = documents[kind]["spec"].get("volumeClaimTemplates", [])
+            volumes = {v["name"] for v in template["volumes"]} | {c["metadata"]["name"] for c in claims}
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+    def test_the_service_is_the_broker_that_the_hubs_ask(self):
+        documents = hub_documents()
+        assert documents["Service"]["metadata"]["name"] == "denpexd-nats"
+        labels = documents["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+        assert documents["Service"]["spec"]["selector"].items() <= labels.items()
 
 
 class TestKubernetes:

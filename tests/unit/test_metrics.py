@@ -45,6 +45,7 @@ denpexd_config_last_reload_successful denpexd_config_reloads_total denpexd_rules
 denpexd_config_last_reload_success_timestamp_seconds denpexd_scan_engine_info denpexd_blind
 denpexd_bundles_total denpexd_bundle_bytes denpexd_recording_bytes
 denpexd_kept denpexd_forgotten_total
+denpexd_hub_messages_total denpexd_hub_waiting denpexd_hub_nodes denpexd_hub_partitions denpexd_hub_alone
 """,
 )
 
@@ -91,6 +92,12 @@ FULL = Stats(
     config_taken_at=1_760_000_000.0,
     rules={"denpexd": 165},
     rule_errors={"denpexd": 0},
+    hub={
+        "messages": {"read": 5},
+        "waiting": {"batches": 2},
+        "nodes": {"silent": 1},
+        "state": {"partitions": 8},
+    },
 )
 JOB = JobView(
     job="run-7",
@@ -224,6 +231,11 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_blind": 1,
         "denpexd_kept{kind=job}": 1,
         "denpexd_forgotten_total{kind=file}": 21,
+        "denpexd_hub_messages_total{outcome=read}": 5,
+        "denpexd_hub_waiting{kind=batches}": 2,
+        "denpexd_hub_nodes{state=silent}": 1,
+        "denpexd_hub_partitions": 8,
+        "denpexd_hub_alone": 0,
     }
     assert {name: found.get(name) for name in expected} == expected
 

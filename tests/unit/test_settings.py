@@ -190,9 +190,20 @@ def test_a_sink_that_cannot_work_is_refused(config: Path, sinks: str, expected: 
     assert expected in "\n".join(mistakes(config))
 
 
-def test_hub_is_said_to_be_missing(config: Path) -> None:
-    config.write_text("hub: {url: 'nats://h'}\n")
-    assert "not supported by this version" in mistakes(config)[0]
+@pytest.mark.parametrize(
+    ("hub", "expected"),
+    [
+        ("{url: 'http://h'}", "looks like nats://host:4222"),
+        ("{url: ['nats://a', 'nats://']}", "looks like nats://host:4222"),
+        ("{url: 'nats://u:sesame@h'}", "no password or token in the URL"),
+        ("{url: 'nats://h', key_file: /k}", "key_file needs cert_file"),
+        ("{url: 'nats://h', creds_file: /c, token_file: /t}", "only one of creds_file and token_file"),
+        ("{url: 'nats://h', alone_after: 5s}", "greater than or equal to 20"),
+    ],
+)
+def test_a_hub_that_cannot_work_is_refused(config: Path, hub: str, expected: str) -> None:
+    config.write_text(f"hub: {hub}\n")
+    assert expected in "\n".join(mistakes(config))
 
 
 def test_sinks_of_one_type_get_names_of_their_own() -> None:
