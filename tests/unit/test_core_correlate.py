@@ -405,6 +405,20 @@ def test_a_restart_finds_an_open_hang_again_under_its_key() -> None:
     assert [v["key"] for v in again.core.verdicts()] == [run.only["key"]]
 
 
+def test_when_training_stopped_is_told_from_opening_to_end_also_after_a_restart() -> None:
+    run = hung()
+    stopped = run.only["stopped_t"]
+    assert stopped is not None
+    assert stopped < run.only["opened_t"]
+    again = Run()
+    again.core.restore(journaled(run), run.core.verdicts(), 100.0)
+    again.t = 100
+    again.at(110, *lonely()).at(116, *lonely()).until(200)
+    assert [v["stopped_t"] for v in again.core.verdicts()] == [stopped]
+    run.trains(61, 64, start=96)
+    assert (run.only["state"], run.only["stopped_t"]) == ("closed", stopped)
+
+
 def test_a_hang_that_is_over_after_a_restart_is_closed() -> None:
     run = hung()
     again = Run()

@@ -84,6 +84,21 @@ async def test_on_a_full_disk_no_half_line_stays(path: Path, monkeypatch: pytest
     assert revisions(path) == [1, 2]
 
 
+async def test_a_file_that_is_moved_between_opening_and_locking_gets_nothing_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, moved = fcntl.flock, path.with_name("moved")
+
+    def late(file: int, how: int) -> None:
+        if not moved.exists():
+            path.rename(moved)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    await sink(path).send(row())
+    assert (revisions(moved), revisions(path)) == ([], [1])
+
+
 async def test_a_file_that_another_daemon_writes_is_tried_again(path: Path) -> None:
     with path.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
