@@ -1,4 +1,4 @@
-"""`denpexd status`, `silence`, `ack`: what a running daemon knows and is told, over its HTTP API."""
+"""`denpexd status`, `top`, `silence`, `ack`: what a running daemon knows and is told, over its HTTP API."""
 
 import os
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from denpexd.completion import incidents
 from denpexd.terminal import EXISTING, color, fail, form, say, say_json, settings_of, width
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def status(config: Path | None, url: str | None, token_file: Path | None, form: 
 def top(config: Path | None, url: str | None, token_file: Path | None, every: float) -> None:
     """Jobs, their ranks and open incidents of the running daemon, live.
 
-    Arrows and Tab move, Enter explains an incident, Space pauses, r looks at once, q quits. Needs the extra `top`.
+    Arrows and Tab move, Enter explains an incident, a takes it on, Space pauses, r looks at once, q quits. Needs the
+    extra `top`.
     """
     import importlib.util
 
@@ -133,7 +135,7 @@ def silence_expire(ids: tuple[str, ...], config: Path | None, url: str | None, t
 
 
 @click.command()
-@click.argument("key")
+@click.argument("key", shell_complete=incidents)
 @click.option("--by", default=lambda: os.environ.get("USER", ""), help="Who takes it on (default: $USER).")
 @click.option("--note", default="", help="What was found or done; with --close it is kept as the fix.")
 @click.option("--close", is_flag=True, help="It is over: close the incident.")

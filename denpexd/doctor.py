@@ -152,7 +152,7 @@ def _unreadable(files: Sequence[Found], links: Links) -> Iterator[Finding]:
 def as_text(found: Sequence[Finding], *, color: bool, width: int) -> str:
     """One line a finding, with how to mend it below."""
     page = Page(color, width)
-    widest = min(16, max(cells(one.name) for one in found))
+    widest = min(20, max(cells(one.name) for one in found))
     for one in found:
         mark, style = _MARKS[one.state]
         before = f"{mark} {one.name:<{widest}}  "

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import socket
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -142,6 +143,14 @@ async def _connect(host: str, port: int, *, tls: bool) -> str:
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not accepted: {error.verify_message}"
     except (OSError, UnicodeError) as error:
-        return f"no connection to {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        return f"no connection to {host}:{port}: {_why(error)}"
     writer.close()
     return ""
+
+
+def _why(error: Exception) -> str:
+    """asyncio's own text for a refused connection names the address once more."""
+    number = (
+        error.errno if isinstance(error, OSError) and not isinstance(error, ssl.SSLError | socket.gaierror) else None
+    )
+    return os.strerror(number) if number else str(getattr(error, "strerror", None) or error)

@@ -3,6 +3,7 @@
 `ask` takes it over the HTTP API, once; `as_text` and `as_json` show it, and `denpexd top` draws the same values live.
 """
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from denpexd.client import Client
 from denpexd.clock import Clock
 from denpexd.errors import DaemonError
+from denpexd.notify.message import acknowledged
 from denpexd.notify.render import Page, kind_word, who
 from denpexd.notify.text import one_line
 from denpexd.terminal import table
@@ -84,6 +86,10 @@ class Asked:
     def look(self) -> Standing:
         """How it stands now."""
         return ask(self._client, self._clock.wall())
+
+    def acknowledge(self, key: str) -> None:
+        """Take an incident on, in the name of $USER."""
+        self._client.post(f"incidents/{quote(key)}/ack", {"by": os.environ.get("USER", ""), "note": "", "close": False})
 
     def ranks(self, job: str) -> Sequence[Mapping[str, Any]]:
         """The ranks of a job, by number; none where it is watched no more."""
@@ -185,7 +191,8 @@ def _incidents(standing: Standing, page: Page) -> None:
         since = duration(max(0.0, standing.now - float(verdict.get("opened_t") or standing.now)))
         head = page.cut(f"● {kind_word(verdict)}  {who(verdict)}  {one_line(verdict.get('title'))}", page.width)
         page.lines.append(page.paint(head, str(verdict.get("severity"))))
-        page.text(f"{one_line(verdict.get('job'))}, {one_line(verdict.get('certainty'))}, for {since}", "    ")
+        taken = f", taken on: {said}" if (said := acknowledged(verdict)) else ""
+        page.text(f"{one_line(verdict.get('job'))}, {one_line(verdict.get('certainty'))}, for {since}{taken}", "    ")
         page.lines.append("    " + page.paint(f"key {one_line(verdict.get('key'))}", "dim"))  # whole: to be copied
         page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "    ")
     if number > SHOWN:

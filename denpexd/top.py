@@ -17,6 +17,7 @@ from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
 from denpexd.errors import DenpexdError
+from denpexd.notify.message import acknowledged
 from denpexd.notify.render import kind_word, report, who
 from denpexd.notify.text import one_line, printable
 from denpexd.status import Standing, Verdict, job_state
@@ -34,11 +35,11 @@ CELLS = {
 _SEVERITIES = {"critical": "bold red", "high": "red", "medium": "yellow", "low": "cyan"}
 _STATES = {"failed": "bold red", "gone": "red", "stalled": "yellow", "running": "green", "done": "cyan"}
 _JOBS = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
-_INCIDENTS = ("SINCE", "SEVERITY", "WHAT", "WHO", "CERTAINTY", "JOB")
+_INCIDENTS = ("SINCE", "SEVERITY", "JOB", "WHO", "CERTAINTY", "WHAT")
 
 
 class Source(Protocol):
-    """Whom `top` asks; called in a thread. Both raise DaemonError where nobody answers."""
+    """Whom `top` asks; called in a thread. All raise DaemonError where nobody answers."""
 
     def look(self) -> Standing:
         """All but the ranks."""
@@ -48,11 +49,15 @@ class Source(Protocol):
         """The ranks of a job, by number."""
         ...
 
+    def acknowledge(self, key: str) -> None:
+        """Take an incident on."""
+        ...
+
 
 class Detail(ModalScreen[None]):
     """One incident, as the report of the terminal says it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Back")]
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__()
@@ -81,7 +86,8 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
         Binding("tab", "focus_next", "Next table", show=False),
-        Binding("enter", "detail", "Explain"),
+        Binding("enter", "detail", "Explain", priority=True),
+        Binding("a", "acknowledge", "Take on"),
         Binding("r", "now", "Look now"),
         Binding("space", "pause", "Pause"),
         Binding("e", "export", "Save a picture", show=False),
@@ -157,17 +163,33 @@ class Top(App[None]):
         self._show_head()
 
     def action_detail(self) -> None:
-        """Explain the chosen incident."""
-        table = self._incidents
-        if self._standing is not None and 0 <= table.cursor_row < len(self._standing.incidents):
-            self.push_screen(Detail(self._standing.incidents[table.cursor_row]))
+        """Explain the chosen incident, or come back from that."""
+        if isinstance(self.screen, Detail):
+            self.pop_screen()
+        elif (verdict := self._chosen_incident()) is not None:
+            self.push_screen(Detail(verdict))
+
+    @work(thread=True)
+    def action_acknowledge(self) -> None:
+        """Take the chosen incident on: who was told of it is told so, and reminders stop."""
+        if (verdict := self._chosen_incident()) is None:
+            return
+        try:
+            self._source.acknowledge(str(verdict["key"]))
+        except DenpexdError as error:
+            self.notify(str(error), severity="error", markup=False)
+        self.call_from_thread(self._look)
+
+    def _chosen_incident(self) -> Verdict | None:
+        row, known = self._incidents.cursor_row, self._standing.incidents if self._standing else ()
+        return known[row] if 0 <= row < len(known) else None
 
     def action_export(self) -> None:
         """Save what is seen as an SVG in the working folder."""
         self.notify(f"saved: {self.save_screenshot()}")
 
     def on_data_table_row_selected(self, chosen: DataTable.RowSelected) -> None:
-        """Enter on a row: an incident is explained, a job shows its ranks."""
+        """A click on a row: an incident is explained, a job shows its ranks."""
         if chosen.data_table is self._incidents:
             self.action_detail()
         else:
@@ -239,13 +261,14 @@ def incident_row(verdict: Verdict, now: float) -> list[Text]:
     """One line of the table of incidents."""
     severity = one_line(verdict.get("severity"))
     since = max(0.0, now - float(verdict.get("opened_t") or now))
+    taken = acknowledged(verdict)
     return [
         Text(duration(since)),
         Text(severity, _SEVERITIES.get(severity, "")),
-        Text(f"{kind_word(verdict)}: {one_line(verdict.get('title'))}"),
+        Text(one_line(verdict.get("job"))),
         Text(who(verdict)),
         Text(one_line(verdict.get("certainty"))),
-        Text(one_line(verdict.get("job"))),
+        Text(f"({taken}) " if taken else "", "green") + Text(f"{kind_word(verdict)}: {one_line(verdict.get('title'))}"),
     ]
 
 

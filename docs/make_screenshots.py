@@ -1,22 +1,33 @@
-"""Draws docs/images/report.svg: what `denpexd demo` prints in a terminal, with its colours, as text in an SVG.
+"""Draws docs/images: what `denpexd demo`, `doctor`, `status` and `top` show in a terminal, as text in SVGs.
 
-Run by hand where the report has changed: .venv/bin/python docs/make_screenshots.py
+Run by hand where they have changed, on a machine where port 9464 is free: .venv/bin/python docs/make_screenshots.py
 """
 
 import asyncio
 import contextlib
 import io
 import re
+import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import takewhile
 from pathlib import Path
 
+from denpexd.client import Client
+from denpexd.clock import SystemClock
 from denpexd.demo import play
+from denpexd.doctor import as_text as doctors_page
+from denpexd.doctor import examine
+from denpexd.settings import load
+from denpexd.status import Asked, Standing
+from denpexd.status import as_text as status_page
+from denpexd.top import Top
 
-IMAGE = Path(__file__).parent / "images" / "report.svg"
-COMMAND = "$ denpexd demo"
+IMAGES = Path(__file__).parent / "images"
+URL = "http://127.0.0.1:9464"
 UNTIL = "How to check that it worked"  # the sections from here on are left out of the picture
 CELL, LINE, MARGIN, BAR = 8.4, 19, 18, 34
 FACE, BACK = "#d6dbe3", "#14171c"
@@ -64,8 +75,9 @@ def drawn(piece: Piece, y: float) -> str:
     )
 
 
-def svg(lines: list[str]) -> str:
-    """The lines in a window as wide as the longest."""
+def svg(command: str, lines: list[str]) -> str:
+    """The command and what it prints, in a window as wide as the longest line."""
+    lines = [f"$ {command}", "", *lines]
     shown = [[piece for piece in pieces(line) if piece.text.strip()] for line in lines]
     columns = max(piece.column + len(piece.text) for line in shown for piece in line)
     width, height = columns * CELL + 2 * MARGIN, len(lines) * LINE + BAR + MARGIN
@@ -73,7 +85,7 @@ def svg(lines: list[str]) -> str:
     rows = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img" '
         f'font-family="ui-monospace, \'DejaVu Sans Mono\', Menlo, Consolas, monospace" font-size="14">',
-        f"<title>{escape(COMMAND)}</title>",
+        f"<title>{escape(command)}</title>",
         f'<rect width="100%" height="100%" rx="8" fill="{BACK}"/>',
         *(f'<circle cx="{x}" cy="17" r="6" fill="{color}"/>' for color, x in lights),
         *(drawn(piece, BAR + (n + 0.7) * LINE) for n, line in enumerate(shown) for piece in line),
@@ -82,15 +94,69 @@ def svg(lines: list[str]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def main() -> int:
+def draw(command: str, text: str) -> None:
+    """Write the picture of a command that is named after it."""
+    name = command.split()[1].replace("demo", "report")
+    (IMAGES / f"{name}.svg").write_text(svg(command, text.strip("\n").split("\n")), encoding="utf-8")
+
+
+def demo() -> int:
     """Play the default incident and draw it; the demo's exit code."""
     screen = io.StringIO()
     with contextlib.redirect_stdout(screen):
         code = asyncio.run(play(None, speed=4.0, keep=False, color=True))
-    lines = screen.getvalue().strip("\n").split("\n")
-    kept = "\n".join(takewhile(lambda line: UNTIL not in line, lines)).rstrip().split("\n")
-    IMAGE.parent.mkdir(exist_ok=True)
-    IMAGE.write_text(svg([COMMAND, "", *kept]), encoding="utf-8")
+    draw("denpexd demo", "\n".join(takewhile(lambda line: UNTIL not in line, screen.getvalue().split("\n"))).rstrip())
+    return code
+
+
+@contextlib.contextmanager
+def daemon() -> Iterator[Client]:
+    """The daemon of a demo that goes on, with its incident open."""
+    command = [sys.executable, "-m", "denpexd", "demo", "--keep", "--speed", "10"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Client(URL) as client:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "goes on" in line:
+                break
+        yield client
+        process.terminate()
+
+
+class Later(Asked):
+    """The demo plays faster than time, so its incident was told in the future: seen from a while after that."""
+
+    def look(self) -> Standing:
+        """How it stands, two minutes on."""
+        found = super().look()
+        return replace(found, now=max((float(v["opened_t"]) for v in found.incidents), default=found.now) + 137)
+
+
+async def live(client: Client) -> None:
+    """Draw `denpexd top`."""
+    app = Top(Later(client, SystemClock()), every=60)
+    async with app.run_test(size=(104, 18)) as pilot:
+        await pilot.pause()
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        picture = app.export_screenshot(title="denpexd top")
+    # No font is fetched from the network by who looks at it.
+    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
+    (IMAGES / "top.svg").write_text(picture.replace("Fira Code", "DejaVu Sans Mono"), encoding="utf-8")
+
+
+def main() -> int:
+    """Draw them all."""
+    IMAGES.mkdir(exist_ok=True)
+    code = demo()
+    with daemon() as client:
+        draw("denpexd status", status_page(Later(client, SystemClock()).look(), color=True, width=100))
+        asyncio.run(live(client))
+    with tempfile.TemporaryDirectory(prefix="denpexd-") as folder:
+        Path(folder, "rank0.log").write_text("step 1 loss 2.3\n")
+        sinks = [{"type": "console"}, {"type": "alertmanager", "url": "http://127.0.0.1:9093"}]
+        values = {"paths": [folder], "sinks": sinks, "state_dir": f"{folder}/state"}
+        found = asyncio.run(examine(lambda: load(None, overrides=values, environ={}), SystemClock()))
+    draw("denpexd doctor /logs -c denpexd.yaml", doctors_page(found, color=True, width=100).replace(folder, "/logs"))
     return code
 
 

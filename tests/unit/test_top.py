@@ -54,13 +54,20 @@ class Fake:
             metrics={"denpexd_build_info": {(("version", "1.2.3"),): 1.0}},
         )
         self.of = {"run-7": ranks("waiting", "waiting", "waiting", "failed"), "run-8": ranks("running", "running")}
-        self.away, self.looks = "", 0
+        self.away, self.looks, self.taken = "", 0, list[str]()
 
     def look(self) -> Standing:
         self.looks += 1
         if self.away:
             raise DaemonError(self.away)
         return self.standing
+
+    def acknowledge(self, key: str) -> None:
+        if self.away:
+            raise DaemonError(self.away)
+        self.taken.append(key)
+        taken = {"by": "anna", "note": "", "at": NOW, "t": NOW}
+        self.standing = replace(self.standing, incidents=[INCIDENT | {"acknowledged": taken}])
 
     def ranks(self, job: str) -> Sequence[Mapping[str, Any]]:
         return self.of[job]
@@ -103,11 +110,22 @@ async def test_jobs_ranks_and_incidents_are_on_the_screen(fake: Fake) -> None:
         assert incident == [
             "1 min 15 s",
             "critical",
-            "MEMORY: The GPU [bold]has no memory[/bold] left",
+            "run-7",
             "rank 3 of 4",
             "confirmed",
-            "run-7",
+            "MEMORY: The GPU [bold]has no memory[/bold] left",
         ]
+
+
+async def test_an_incident_is_taken_on_with_a_key(fake: Fake) -> None:
+    async with Top(fake, every=60).run_test(size=(100, 30)) as pilot:
+        await seen(pilot)
+        await pilot.press("a")
+        await until(pilot, lambda: "(by anna) MEMORY" in rows(pilot, "incidents")[0][-1])
+        fake.away = "away"
+        await pilot.press("a")
+        await until(pilot, lambda: "away" in text(pilot, "head"))
+        assert fake.taken == ["k1"]
 
 
 async def test_another_job_is_chosen_with_the_arrows_and_stays_chosen(fake: Fake) -> None:
@@ -124,8 +142,6 @@ async def test_another_job_is_chosen_with_the_arrows_and_stays_chosen(fake: Fake
 async def test_enter_explains_an_incident_and_escape_comes_back(fake: Fake) -> None:
     async with Top(fake, every=60).run_test(size=(100, 40)) as pilot:
         await seen(pilot)
-        await pilot.press("tab", "tab")
-        pilot.app.query_one("#incidents", DataTable).focus()
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail))
         pilot.app.action_now()  # what comes meanwhile does not disturb it
