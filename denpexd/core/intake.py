@@ -19,11 +19,13 @@ from denpexd.core.witnesses import Witnesses
 AVERAGED = ("loss", "gradient_norm")  # numbers that ranks may print after an all-reduce
 TIMES = ("timer", "timed", "most")  # captures of timers
 CLOSING = 1.0  # seconds after the end of a loop in which its bar may still be drawn for the last time
+MACHINE_NAMES = 4  # of one rank
 _MOST_SOURCES = 16  # files of one rank
 OLD = 600.0  # seconds after which a word about the job may be forgotten
 PREPARES = re.compile(  # labels of bars that no training loop draws
-    r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|extracting|casting|grouping|packing|flattening|"
-    r"loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|caching)"
+    r"^(?:running )?(?:map(?: ?\(|$)|tokeniz|preprocess|filter|download|fetching|extracting|casting|grouping|packing|"
+    r"flattening|loading|resolving|generating \w+ (?:split|examples)|saving the dataset|creating|building|indexing|"
+    r"caching)"
 )
 _NAMED = re.compile(r"\brank=(\d+)")
 EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
@@ -66,6 +68,8 @@ class Intake(Witnesses):
         state = self.job.rank(event.rank)
         state.printed = True
         state.last_t = max(state.last_t, event.t)
+        if len(state.known_as) < MACHINE_NAMES:
+            state.known_as.update(name for key in ("pod", "ip") if (name := event.fields.get(key)))
         if signal.role == "device":
             devices.belongs(self.job, event)
             return

@@ -7,6 +7,7 @@ from denpexd.core.state import Answer, JobState, RankState, observed
 GUARD = "phase.guard_ran_out"
 SECONDED = 120.0  # seconds of silence that are enough beside a second witness
 IN_FLIGHT = 2.0
+TOGETHER = 2.0  # times as long an evaluation may be in which nobody waits for anybody
 COMPUTES = ("train", "eval")  # phases in which some rank computes; elsewhere ranks may wait for disks and networks
 AFTER_LOOP = ("end", "epoch_end", "eval", "checkpoint")
 
@@ -83,7 +84,7 @@ def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bo
         silence = 0.0 if job.ended else min(silence, job.quiet(now))
         rhythm = source.rhythm if (source := job.busiest) else cadence.Rhythm()
         patience = max(limit, SECONDED, 2 * rhythm.longest)
-        limit = cadence.budget(limits, job.last_phase, rhythm)
+        limit = cadence.budget(limits, job.last_phase, rhythm) * (TOGETHER if _evaluates_together(job) else 1.0)
         if patience <= silence < limit and (seconded := _seconded(job, now)):
             limit = patience
     if silence < limit:
@@ -91,6 +92,12 @@ def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bo
     usual = job.usual
     rhythm_text = f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
     return f"no progress of any rank for {silence:.0f} s{rhythm_text}{seconded}"
+
+
+def _evaluates_together(job: JobState) -> bool:
+    """All ranks, and each said so itself: then none of them waits for one that does something else."""
+    ranks = [job.ranks.get(r) for r in job.universe]
+    return len(ranks) > 1 and all(s is not None and s.phase == "eval" for s in ranks)
 
 
 def _seconded(job: JobState, now: float) -> str:

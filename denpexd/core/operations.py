@@ -139,7 +139,7 @@ def _concerns(job: JobState, rank: RankState, told: Told) -> bool:
 def _ranks_of_node(job: JobState, told: Told) -> set[int]:
     """The ranks of the node that is named or on which it was said; where nodes are not known, who did not report."""
     ranks = {r: s for r, s in job.ranks.items() if r >= 0}
-    named = {r for r, s in ranks.items() if told.node and _same_host(s.node, told.node)}
+    named = {r for r, s in ranks.items() if told.node and (_same_host(s.node, told.node) or told.node in s.known_as)}
     if named:
         return named
     teller = told.evidence.rank
@@ -155,7 +155,7 @@ def _ranks_of_node(job: JobState, told: Told) -> set[int]:
 
 
 def _same_host(one: str | None, other: str) -> bool:
-    return bool(one) and one is not None and one.split(".")[0] == other.split(".")[0]
+    return one is not None and (one == other or (not one[:1].isdigit() and one.split(".")[0] == other.split(".")[0]))
 
 
 def asked_before(job: JobState, t: float) -> bool:

@@ -37,6 +37,7 @@ class RankState:
 
     rank: int
     node: str | None = None
+    known_as: set[str] = field(default_factory=set)  # other names of its machine: its pod, its address
     pid: int | None = None
     pci: str | None = None  # address of its GPU
     gpu: int | None = None  # index of its GPU on the node

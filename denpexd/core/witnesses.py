@@ -238,7 +238,10 @@ class Witnesses:
             self.job.world_size = max(self.job.world_size or 0, event.world_size)
         if event.rank >= 0:
             state = self.job.rank(event.rank)
-            state.node, state.pid = event.node or state.node, event.pid or state.pid
+            if event.node and (state.node is None or not event.node[:1].isdigit()):
+                state.node = event.node  # a name says more than the address that a launcher prints
+            state.known_as |= {event.node} if event.node else set()
+            state.pid = event.pid or state.pid
             state.looked_at = state.looked_at or event.pid is not None
 
     def attempt(self, event: Attempt) -> None:

@@ -13,7 +13,7 @@ from denpexd.scan.blocks import Opening
 
 EXCEPTION = (
     r"(?:Error|Exception|Interrupt|Invalid|Failed|Failure|Resources|Timeout|Exhausted|Died|\.[a-z]{0,12}error)"
-    r"(?:: \S|\([\"'])"
+    r"(?:: \S|\([\"'])|\"(?:exc_type|exception\.type|error\.type)\""
 )
 """What the scanner looks for: a line that has it may be such a line."""
 
@@ -23,6 +23,17 @@ _LINE = re2.compile(
     r"|(?:[A-Za-z_]\w*\.)+(?:[A-Z]\w*(?:Invalid|Fail(?:ed|ure)|Resources|Timeout|Exhausted|Died)|[a-z]*error))"
     r"(?:: (?P<said>\S.*)|\([\"'](?P<repr>.*?)[\"'],?\)\W*$)"
 )
+# A JSON log: the exception as text of one field, or type and message in two (structlog, OpenTelemetry).
+_IN_JSON = re2.compile(
+    r"^\{.*\"(?:exc|exc_info|exc_text|exception|error|err|error_message|stack_trace|traceback)\": ?\""
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt))"
+    r"(?:: (?P<said>(?:[^\"\\]|\\.)+)|\((?:\\\"|')(?P<repr>.*?)(?:\\\"|'),?\))\""
+)
+_TYPED = re2.compile(
+    r"\"(?:exc_type|exception\.type|error\.type)\": ?\"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)\", ?"
+    r"\"(?:exc_value|exc_message|exception\.message|error\.message)\": ?\"(?P<said>(?:[^\"\\]|\\.)+)(?P<repr>)\""
+)
+_ESCAPED = re2.compile(r"\\(.)")
 _MOST = 4000
 # Ray's driver prints what a worker raised below one of these lines, without the head of a traceback.
 _TASK = re2.compile(r"ray::[^\s(]{1,200}\(\) \((pid=\d+(?:, ip=[\w.:]+)?)")
@@ -32,10 +43,13 @@ _WORKER = re2.compile(r"\bWorker (\d{1,6}) (?:has )?failed\b")
 def bare_exception(opening: Opening) -> Raised | None:
     """The exception that the line is; None if it only has such words, or holds a whole traceback."""
     o = opening
-    found = _LINE.search(o.text)
+    structured = (_IN_JSON.search(o.text) or _TYPED.search(o.text)) if o.text.startswith("{") else None
+    found = structured or _LINE.search(o.text)
     if found is None or "Traceback (most" in o.text:
         return None
     kind, message = found["type"], beginning(found["said"] or found["repr"] or "", _MOST)
+    if structured is not None:
+        message = _ESCAPED.sub(lambda one: "\n" if one[1] == "n" else one[1], message)
     text = beginning(f"{kind}: {message}", 500)
     return Raised(o.t, o.rank, o.source, o.offset, text, ((kind, message),), (), o.hooked, o.history, process=o.process)
 

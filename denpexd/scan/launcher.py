@@ -27,7 +27,7 @@ PATTERNS = {
     r"|pid=(?P<pid_ray>\d+), memory used=[\d.]+[KMGT]i?B\) was running",
     "spawn_exit": r"\bprocess (?P<rank>\d+) terminated with (?:signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
     "composer_exit": r"Global rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)",
-    "ray_rank": r"ip=[0-9a-fA-F.:]+, pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)",
+    "ray_rank": r"ip=(?P<ip>[0-9a-fA-F.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)",
     "restart": r"Worker group \w+\. (?P<left>\d+)/(?P<most>\d+) attempts left; will restart worker group",
     "new_nodes": r"Detected \d+ new nodes from group_rank=\d+; will restart worker group",
     "restart_count": r"restart_count=(?P<count>\d+)",
@@ -124,7 +124,7 @@ class LauncherReader:
                 code = int(groups["code"]) if groups.get("code") else -_NUMBERS.get(groups["name"], 9)
                 return [Exit(t, int(groups["rank"]), code, "launcher")]
             case "ray_rank":
-                return [Joined(t, int(groups["rank"]), None, int(groups["pid"]))]
+                return [Joined(t, int(groups["rank"]), groups["ip"], int(groups["pid"]))]
             case "oom_kill":
                 pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_ray") if groups.get(g))
                 rank = self.ranks.get(int(pid), UNKNOWN_RANK)

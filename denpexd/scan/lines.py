@@ -86,9 +86,13 @@ def view(raw: bytes, join: int, carried_offset: int, offset: int, *, at_line_sta
     data, lines_only = raw, False
     if at_line_start and raw.startswith(_DOCKER) and b'"stream":"std' in raw[: raw.find(b"\n") + 1 or None]:
         data, lines_only = _docker(raw), True
-    if b"\x1b" in data:
-        data = _ANSI.sub(b"", data)
+    data = uncoloured(data)
     return View(data, raw, join, carried_offset, offset, lines_only)
+
+
+def uncoloured(data: bytes) -> bytes:
+    """Without colour and cursor codes."""
+    return _ANSI.sub(b"", data) if b"\x1b" in data else data
 
 
 def _docker(raw: bytes) -> bytes:

@@ -7,6 +7,7 @@ from denpexd.core.events import UNKNOWN_RANK, Activity, Event
 from denpexd.scan.blocks import Block, Opening, Traceback
 from denpexd.scan.dumps import Faulthandler, Watchdog
 from denpexd.scan.launcher import LauncherReader, Summary
+from denpexd.scan.lines import uncoloured
 from denpexd.scan.prefixes import Line, PrefixReader
 
 _IDLE = 1.0
@@ -96,7 +97,7 @@ class OpenBlocks:
 def census(buffer: bytes, prefixes: PrefixReader, head: Line | None) -> dict[int, int]:
     """Bytes by rank in the last 64 KiB of whole lines; `head`: what the first segment of an open line says."""
     heard: dict[int, int] = {}
-    for part in buffer[-_LATEST:].split(b"\n")[len(buffer) > _LATEST :]:
+    for part in uncoloured(buffer[-_LATEST:]).split(b"\n")[len(buffer) > _LATEST :]:
         for line in prefixes.read(part[:_HEAD], head) if part else ():
             heard[line.rank] = heard.get(line.rank, 0) + len(part)
     return heard

@@ -50,6 +50,16 @@ def test_silence_alone_lasts_as_long_as_its_budget():
     assert text(job(), STOOD + 910.0) == "no progress of any rank for 910 s (usual: every 10 s)"
 
 
+def test_an_evaluation_of_all_ranks_may_take_twice_as_long_as_one_that_some_wait_for():
+    together = job(phase="eval")
+    assert not text(together, STOOD + 1790.0)
+    assert text(together, STOOD + 1810.0)
+    alone = job(phase="eval")
+    alone.rank(1).phase = "train"
+    assert text(alone, STOOD + 910.0)
+    assert text(job(1, phase="eval"), STOOD + 910.0)
+
+
 def test_that_no_process_uses_cpu_time_is_a_second_witness():
     idle = tell(job(), STOOD + 90.0, "cpu_idle", "cpu_idle")
     assert not text(idle, STOOD + SECONDED - 1.0)

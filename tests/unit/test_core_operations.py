@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from denpexd.core.correlate import Correlator
-from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Fact, Opened, Output, Tick
+from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Fact, Joined, Opened, Output, Tick
 from denpexd.core.rule import Signal
 from denpexd.core.state import JobState
 
@@ -87,6 +87,25 @@ def test_a_node_that_is_reclaimed_is_known_by_its_name_or_by_those_who_miss_it()
     world.at(16.0)
     world.job.seq += 1
     assert world.who(told("spot")) == [3]
+
+
+def test_a_node_may_be_named_by_its_pod_or_its_address() -> None:
+    world = running()
+    for rank, (pod, ip) in enumerate([("w-0", "10.4.0.17"), ("w-0", "10.4.0.17"), ("w-1", "10.4.1.17")]):
+        world.at(10.0, line(rank, "step", {"step": "10", "pod": pod, "ip": ip}))
+    assert world.at(11.0, line(UNKNOWN_RANK, "node_lost", {"node": "10.4.1.17"})).who(told("node_failure")) == [2]
+    world.job.told.clear()
+    world.job.seq += 1
+    assert world.at(12.0, line(UNKNOWN_RANK, "node_lost", {"node": "w-0"})).who(told("node_failure")) == [0, 1]
+
+
+def test_addresses_that_begin_alike_are_different_nodes() -> None:
+    world = running()
+    for rank, node in enumerate(["10.4.0.17", "10.4.0.17", "10.4.1.17", "10.4.1.17"]):
+        world.at(10.0, Joined(0.0, rank, node, 100 + rank))
+    world.at(10.5, Joined(0.0, 3, "gpu-7", 103), Joined(0.0, 3, "10.4.1.17", 103))
+    assert world.job.rank(3).node == "gpu-7"  # a name says more than an address
+    assert world.at(11.0, line(UNKNOWN_RANK, "node_lost", {"node": "10.4.1.17"})).who(told("node_failure")) == [2, 3]
 
 
 def test_a_lost_node_is_declared_after_its_peers_have_missed_it() -> None:

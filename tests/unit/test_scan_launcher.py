@@ -111,6 +111,11 @@ def test_who_is_told_to_stop_is_named_where_the_pid_is_known() -> None:
     ("text", "rank", "wanted"),
     [
         ("2025 INFO setup rank=0 world_size=8 local_rank=0 pid=8323\n", -1, [Joined(1.0, 0, None, 8323, 8)]),
+        (
+            "(TorchTrainer pid=7) - (node_id=1, ip=10.0.0.4, pid=30751) world_rank=3, local_rank=0, node_rank=0\n",
+            -1,
+            [Joined(1.0, 3, "10.0.0.4", 30751)],
+        ),
         ("Initializing distributed: GLOBAL_RANK: 3, MEMBER: 4/8\n", -1, [Joined(1.0, 3, None, None, 8)]),
         (
             "node-0:4907:4907 [1] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 1 busId 0 - Init COMPLETE\n"

@@ -253,6 +253,44 @@ def test_the_bytes_of_an_interleaved_stream_are_shared_by_its_ranks(scanner: Sca
     assert sum(shares.values()) == len(data)
 
 
+def test_a_coloured_prefix_of_ray_teaches_the_rank_of_its_process(scanner: Scanner) -> None:
+    prefix = "\x1b[36m(RayTrainWorker pid=7, ip=10.0.0.4)\x1b[0m "
+    stream = Stream(scanner, "console")
+    stream.feed(1.0, 0, first := f"{prefix}[rank 5] ready\n".encode())
+    events = stream.feed(2.0, len(first), f"{prefix}ValueError: x\n".encode())
+    assert [event.rank for event in [*events, *stream.flush(3.0)] if isinstance(event, Raised)] == [5]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            '{"level": "error", "rank": 3, "exc": "OSError: [Errno 28] No space left: \'/tmp/a\'\\n\\nnote"}',
+            "OSError",
+            "[Errno 28] No space left: '/tmp/a'\n\nnote",
+        ),
+        (
+            '{"rank": 3, "exception": [{"exc_type": "ValueError", "exc_value": "a \\"b\\" c", "frames": []}]}',
+            "ValueError",
+            'a "b" c',
+        ),
+        ('{"exception.type": "KeyError", "exception.message": "\'step\'", "rank": 3}', "KeyError", "'step'"),
+        ('{"rank": 3, "error": "RuntimeError(\'bad\')"}', "RuntimeError", "bad"),
+    ],
+)
+def test_an_exception_in_a_field_of_a_json_log_is_found(scanner: Scanner, text: str, kind: str, said: str) -> None:
+    (raised,) = (e for e in Stream(scanner, "x").feed(1.0, 0, text.encode() + b"\n") if isinstance(e, Raised))
+    assert (raised.rank, raised.chain, raised.uncaught) == (3, ((kind, said),), False)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"rank": 3, "error": 0.2}', '{"metric": "error", "exc_type": null}', '{"exc": "none"}']
+)
+def test_a_field_of_a_json_log_without_an_exception_is_none(scanner: Scanner, text: str) -> None:
+    events = Stream(scanner, "x").feed(1.0, 0, text.encode() + b"\n")
+    assert not [event for event in events if isinstance(event, Raised)]
+
+
 def test_a_second_rank_makes_a_stream_interleaved(scanner: Scanner) -> None:
     stream = Stream(scanner, "x", 0)
     stream.feed(1.0, 0, b"[rank0]: ValueError: x\n")
