@@ -36,6 +36,11 @@ class Part:
     numbered: bool = False
 
 
+def answer(rule: Rule) -> str:
+    """Its quick answer, where no incident tells the ranks."""
+    return _plain(rule.entry.quick_answer, rule)
+
+
 def entry_json(rule: Rule) -> dict[str, Any]:
     """Every field of the entry, with the ids it relates to."""
     entry = asdict(rule.entry)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from denpexd.catalog.packs import Packs
 from denpexd.core.rule import Catalog, Rule
-from denpexd.encyclopedia import entry_json, parts
+from denpexd.encyclopedia import answer, entry_json, parts
 from denpexd.errors import SourceError
 from denpexd.notify.redact import redact
 from denpexd.scan.re2_engine import Re2Engine
@@ -102,7 +102,7 @@ class RuleReference:
 def _entry(rule: Rule, found: Found | None = None) -> Entry:
     e = rule.entry
     quotes = [] if found is None else [(redact(line)[0], means) for line, means in found.quotes[:3]]
-    return Entry(rule.id, e.title, e.category, e.severity, e.domain, e.quick_answer, quotes)
+    return Entry(rule.id, e.title, e.category, e.severity, e.domain, answer(rule), quotes)
 
 
 def _article(rule: Rule) -> Article:

@@ -32,12 +32,12 @@ class Console:
         self._env.filters.update(
             duration=duration,
             path=path,
-            ranks=rank_ranges,
+            prose=prose,
+            ranks=_ranks,
             bytes=byte_size,
             web_links=web_links,
             number=number,
             plural=plural,
-            prose=prose,
         )
         self._env.globals.update(version=denpexd.__version__, when=when)
 
@@ -67,6 +67,12 @@ def rank_ranges(ranks: Iterable[int], most: int = 1000) -> str:
         return "none"
     spans = ranks_named(named).split(",")
     return ",".join(spans[:most]) + (f" and {len(spans) - most} more" if len(spans) > most else "")
+
+
+def _ranks(ranks: Iterable[int], most: int = 1000) -> Markup:
+    """The same, broken between lines after a comma only."""
+    spans = rank_ranges(ranks, most).split(",")
+    return Markup(",<wbr>").join(Markup('<span class="whole">{}</span>').format(span) for span in spans)
 
 
 def duration(seconds: float | None) -> str:

@@ -31,6 +31,7 @@ def test_every_rule_is_an_entry_and_every_entry_an_article(known: RuleReference,
         assert article is not None
         assert article.chapters[0].head == "What to do"
         assert article.data["id"] == entry.id
+        assert "{" not in entry.quick_answer
     alias, failure = next(iter(packs.catalog.aliases.items()))
     assert (known.article(alias) or pytest.fail(alias)).entry.id == failure
     assert known.article("nope") is None
