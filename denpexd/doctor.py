@@ -15,7 +15,7 @@ from denpexd.bundle import PACKAGES
 from denpexd.catalog.packs import load_packs
 from denpexd.clock import Clock
 from denpexd.doctor_machine import clock_checks, limit_checks, rights_checks, state_checks
-from denpexd.doctor_reach import port_checks, sent_checks, sink_checks
+from denpexd.doctor_reach import broker_checks, port_checks, sent_checks, sink_checks
 from denpexd.errors import DenpexdError, SettingsError
 from denpexd.findings import Finding, bad, ok, warn
 from denpexd.ingest.discover import Discovery, Found
@@ -60,6 +60,7 @@ async def examine(
         ("rights", lambda: rights_checks(settings, clock)),
         ("clock", lambda: asyncio.to_thread(clock_checks, [each.path for each in files], clock)),
         ("port", lambda: port_checks(settings.web, chosen=chosen_port)),
+        ("broker", lambda: broker_checks(settings.hub)),
         ("sinks", lambda: sent_checks(settings) if send else sink_checks(settings)),
     ]
     for name, check in groups:

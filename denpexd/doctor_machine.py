@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import importlib.util
 import os
 import resource
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from denpexd.clock import Clock
 from denpexd.errors import EvidenceUnavailable
+from denpexd.evidence.kernel import RIGHTS, open_kernel
 from denpexd.evidence.procs import Processes
 from denpexd.evidence.stacks import PySpy, find_py_spy, rights_remedy
 from denpexd.findings import Finding, bad, ok, warn
@@ -108,7 +110,7 @@ def state_checks(folder: Path, keep: int, clock: Clock) -> list[Finding]:
 
 
 async def rights_checks(settings: Settings, clock: Clock) -> list[Finding]:
-    """Whether stacks can be taken and the processes of ranks seen."""
+    """Whether stacks can be taken, the processes of ranks seen, the kernel heard and the GPUs asked."""
     if settings.evidence.active == "off":
         return [ok("processes", "are not looked at: evidence.active is off")]
     processes = Processes()
@@ -117,8 +119,32 @@ async def rights_checks(settings: Settings, clock: Clock) -> list[Finding]:
     if (hidden := processes.unavailable()) is not None:
         found = [warn("processes", hidden.why, hidden.how)]
     if settings.evidence.stacks == "off":
-        return [*found, ok("stacks", "are not taken: evidence.stacks is off")]
-    return [*found, await _stacks(clock)]
+        found.append(ok("stacks", "are not taken: evidence.stacks is off"))
+    else:
+        found.append(await _stacks(clock))
+    return [*found, _kernel(settings.evidence.kernel, clock), *_gpus(settings.evidence.gpu)]
+
+
+def _kernel(setting: str | Path, clock: Clock) -> Finding:
+    """Whether the kernel's messages can be had: a lost GPU, a killed process."""
+    if setting == "off":
+        return ok("kernel", "is not listened to: evidence.kernel is off")
+    if setting != "auto" and not os.access(setting, os.R_OK):
+        return warn("kernel", f"{setting} cannot be read (evidence.kernel)", RIGHTS)
+    source = open_kernel(setting, os.uname().nodename, clock)
+    if source is None:
+        return warn("kernel", "its messages cannot be read: a lost GPU or a killed process is not told", RIGHTS)
+    source.close()
+    return ok("kernel", f"its messages come from {source.name}")
+
+
+def _gpus(setting: str, devices: Path = Path("/dev")) -> list[Finding]:
+    """Whether the GPUs can be asked; nothing where there are none."""
+    if setting == "off" or not any(devices.glob("nvidia[0-9]*")):
+        return []
+    if importlib.util.find_spec("pynvml") is None:
+        return [warn("GPUs", "their state is not asked: nvidia-ml-py is not installed", "pip install 'denpexd[gpu]'")]
+    return [ok("GPUs", "their state is asked at an incident (NVML)")]
 
 
 async def _stacks(clock: Clock) -> Finding:

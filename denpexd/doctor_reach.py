@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import importlib.util
 import os
 import socket
 import ssl
@@ -13,7 +14,7 @@ from denpexd.client import client_of
 from denpexd.errors import DenpexdError, SettingsError
 from denpexd.findings import Finding, bad, ok, warn
 from denpexd.notify.sinks import send_test
-from denpexd.settings import Settings, Web
+from denpexd.settings import Hub, Settings, Web
 from denpexd.settings_sinks import FileSink, Sink
 from denpexd.settings_sources import read_secret
 from denpexd.settings_values import masked_url
@@ -21,6 +22,8 @@ from denpexd.web.gate import is_loopback
 from denpexd.web.server import bind
 
 _SECONDS = 5.0
+_NATS = 4222
+_BROKER = "start it with JetStream (nats-server -js), or mend hub.url; until then each node judges alone"
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -70,6 +73,36 @@ async def sent_checks(settings: Settings) -> list[Finding]:
         else ok(f"sink {name}", "took a test message")
         for name, wrong in await send_test(settings, None)
     ]
+
+
+async def broker_checks(hub: Hub) -> list[Finding]:
+    """Whether the NATS servers of jobs that span nodes answer; nothing is found where none is configured."""
+    if hub.url and importlib.util.find_spec("nats") is None:
+        return [bad("broker", "nats-py is not installed", "pip install 'denpexd[hub]'")]
+    return list(await asyncio.gather(*(_broker(url) for url in hub.url)))
+
+
+async def _broker(url: str) -> Finding:
+    """A NATS server speaks first, before any TLS: INFO and what it can."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or _NATS
+    if parts.scheme in ("ws", "wss"):  # there the client speaks first
+        wrong = await _connect(host, port, tls=parts.scheme == "wss")
+        return bad("broker", wrong, _BROKER) if wrong else ok("broker", f"{host}:{port} answers")
+    try:
+        async with asyncio.timeout(_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                greeting = await reader.read(5)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return bad("broker", f"{host}:{port} does not answer within {_SECONDS:g} s", _BROKER)
+    except (OSError, UnicodeError) as error:
+        return bad("broker", f"no connection to {host}:{port}: {_why(error)}", _BROKER)
+    if greeting != b"INFO ":
+        return bad("broker", f"what listens at {host}:{port} is no NATS server", _BROKER)
+    return ok("broker", f"{host}:{port} is a NATS server")
 
 
 async def _sink(name: str, sink: Sink) -> Finding:

@@ -154,6 +154,25 @@ class TestMachine:
         assert "pip install" in only(await rights_checks(Settings(), SystemClock()), "stacks").mend
         off = Settings(evidence={"active": "off"})
         assert [one.state for one in await rights_checks(off, SystemClock())] == ["ok"]
+        (tmp_path / "kern.log").write_text("")
+        for kernel, state in (("off", "ok"), (tmp_path / "kern.log", "ok"), (tmp_path / "none", "warn")):
+            found = await rights_checks(Settings(evidence={"stacks": "off", "kernel": kernel}), SystemClock())
+            assert only(found, "kernel").state == state
+        monkeypatch.setattr(doctor_machine, "open_kernel", lambda *_: None)
+        assert "CAP_SYSLOG" in only(await rights_checks(Settings(), SystemClock()), "kernel").mend
+
+    def test_gpus_are_asked_where_there_are_some_and_a_library(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        assert doctor_machine._gpus("auto", tmp_path) == []
+        (tmp_path / "nvidia0").touch()
+        assert doctor_machine._gpus("off", tmp_path) == []
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        assert "denpexd[gpu]" in only(doctor_machine._gpus("auto", tmp_path), "GPUs").mend
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+        assert only(doctor_machine._gpus("auto", tmp_path), "GPUs").state == "ok"
+
+    async def test_without_stacks_the_rest_is_still_looked_at(self) -> None:
         off = Settings(evidence={"stacks": "off"})
         assert "not taken" in only(await rights_checks(off, SystemClock()), "stacks").says
 
@@ -253,6 +272,27 @@ class TestReach:
         monkeypatch.setattr(doctor_reach.asyncio, "open_connection", refuse)
         found = await sink_checks(Settings(sinks=[{"type": "webhook", "url": "https://hook.example/x"}]))
         assert "certificate has expired" in only(found, "sink webhook").says
+
+    async def test_a_broker_is_known_by_its_greeting(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert await doctor_reach.broker_checks(Settings().hub) == []
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+        greetings = {b'INFO {"server_id":"x"}\r\n': "ok", b"220 smtp\r\n": "bad"}
+        for greeting, state in greetings.items():
+
+            async def greet(_: object, writer: asyncio.StreamWriter, greeting: bytes = greeting) -> None:
+                writer.write(greeting)
+                writer.close()
+                await writer.wait_closed()
+
+            async with await asyncio.start_server(greet, "127.0.0.1", 0) as listener:
+                port = listener.sockets[0].getsockname()[1]
+                found = await doctor_reach.broker_checks(Settings(hub={"url": f"nats://127.0.0.1:{port}"}).hub)
+                assert only(found, "broker").state == state
+        gone = await doctor_reach.broker_checks(Settings(hub={"url": "nats://127.0.0.1:1"}).hub)
+        assert "nats-server -js" in only(gone, "broker").mend
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        missing = await doctor_reach.broker_checks(Settings(hub={"url": "nats://127.0.0.1:1"}).hub)
+        assert "denpexd[hub]" in only(missing, "broker").mend
 
     async def test_with_send_a_test_message_goes_through_each(self, capsys: pytest.CaptureFixture[str]) -> None:
         (told,) = await doctor_reach.sent_checks(Settings())
