@@ -46,14 +46,15 @@ async def post_json(
     wall: float,
     timeout: float = TIMEOUT,  # noqa: ASYNC109  the limit belongs to the request, and its excess is a DeliveryError
     answer: int = 0,
+    secrets: Sequence[str] = (),
 ) -> bytes:
     """POST, and on 2xx the first `answer` bytes of what was answered; DeliveryError otherwise.
 
-    `payload`: JSON as bytes, or a value; `wall` is Unix seconds, `timeout` the limit of the whole.
+    `payload`: JSON as bytes, or a value; `wall` is Unix seconds, `timeout` the limit of the whole; `secrets`: what of
+    the payload no reason may repeat, as nothing of URL and headers.
     """
     content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-    typed = {**headers, "Content-Type": "application/json"}
-    return await _exchange(client, "POST", url, typed, content, wall, timeout, answer)
+    return await _exchange(client, "POST", url, headers, content, wall, timeout, answer, secrets)
 
 
 async def get_json(client: httpx.AsyncClient, url: str, *, headers: Mapping[str, str], wall: float) -> object:
@@ -79,9 +80,11 @@ async def _exchange(
     wall: float,
     limit: float,
     most: int,
+    also: Sequence[str] = (),
 ) -> bytes:
-    secrets = [url, *headers.values()]
-    sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
+    secrets = [url, *headers.values(), *also]
+    typed = {} if content is None else {"Content-Type": "application/json"}
+    sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers, **typed}
     try:
         async with (
             asyncio.timeout(limit),

@@ -65,6 +65,7 @@ class PagerDutySink:
             headers={},
             wall=self._clock.wall(),
             timeout=self._timeout,
+            secrets=[key],
         )
 
     def preview(self, row: Row) -> dict[str, object]:

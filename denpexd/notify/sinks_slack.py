@@ -6,6 +6,7 @@ incoming webhook gives no ts back: there every revision is a message of its own.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -30,6 +31,7 @@ _LOST = frozenset({"message_not_found", "cant_update_message", "edit_window_clos
 # The layout is refused, by limits that Slack has and does not tell: the text alone is sent.
 _LAYOUT = ("invalid_blocks", "msg_blocks_too_long", "msg_too_long")
 _PLAIN = 3000
+_CODE = re.compile(r"[a-z0-9_]{1,80}")
 _LONGEST_ANSWER = 256 * 1024
 
 
@@ -135,7 +137,8 @@ class SlackSink:
         if not isinstance(said, dict):
             raise DeliveryError(f"{method}: the answer is not Slack's; check api_url", retryable=True)
         if said.get("ok") is not True:
-            code = str(said.get("error") or "unknown error")[:100]
+            code = str(said.get("error"))
+            code = code if _CODE.fullmatch(code) else "an error without a code"
             raise DeliveryError(f"{method}: {code}", retryable=code in _PASSING)
         return said
 

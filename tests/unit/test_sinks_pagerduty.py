@@ -93,7 +93,7 @@ def test_keys_that_are_too_long_stay_different() -> None:
 @pytest.mark.parametrize(
     ("answer", "retryable", "after", "reason"),
     [
-        ((400, {}, {"status": "invalid event", "errors": ["no summary"]}), False, None, "no summary"),
+        ((400, {}, {"status": "invalid event", "errors": ["no summary"], "of": "r0uting"}), False, None, "no summary"),
         ((429, {"Retry-After": "5"}), True, 5.0, "HTTP 429"),
         ((500, {}), True, None, "HTTP 500"),
         ((307, {"Location": "https://elsewhere.example/"}), False, None, "redirected"),

@@ -146,6 +146,7 @@ async def test_a_message_that_is_gone_is_posted_anew(
         ((200, {}, {"ok": False, "error": "ratelimited"}), True, None, "ratelimited"),
         ((200, {}, {"ok": False, "error": "invalid_auth"}), False, None, "invalid_auth"),
         ((200, {}, {"ok": False, "error": "channel_not_found"}), False, None, "channel_not_found"),
+        ((200, {}, {"ok": False, "error": "no xoxb-1 <b>"}), False, None, "an error without a code"),
         (200, True, None, "not Slack's"),
         ("silent", True, None, "no answer"),
         ("drip", True, None, "no answer"),
