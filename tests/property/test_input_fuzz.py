@@ -174,7 +174,16 @@ class Idle:
     def incident(self, key: str) -> None:
         return None
 
+    def told(self, key: str) -> list[Any]:
+        return []
+
     def jobs(self) -> list[Any]:
+        return []
+
+    def job(self, name: str) -> None:
+        return None
+
+    def pace(self, job: str) -> list[Any]:
         return []
 
     def packs(self) -> list[Any]:
@@ -215,7 +224,7 @@ async def test_no_request_is_an_error_of_the_server(
     method: str,
     body: bytes,
 ) -> None:
-    path = path.replace("{key:path}", put).replace("{name}", put) + more
+    path = re.sub(r"\{\w+(:int)?(:path)?\}", lambda m: str(len(put)) if m[1] else put, path) + more
     scope = {
         "type": "http",
         "http_version": "1.1",
@@ -230,9 +239,10 @@ async def test_no_request_is_an_error_of_the_server(
         "server": ("127.0.0.1", 9199),
     }
     sent: list[Any] = []
+    given = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(given, {"type": "http.disconnect"})
 
     async def send(message: Any) -> None:
         sent.append(message)
