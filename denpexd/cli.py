@@ -3,7 +3,6 @@
 Exit codes: 0 all well, 1 a failure was found (diagnose) or a check failed, 2 unusable input or settings.
 """
 
-import asyncio
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -236,6 +235,8 @@ def notify() -> None:
 @CONFIG
 def notify_test(sink: str | None, config: Path | None) -> None:
     """Send a test message through every configured sink, or through SINK only."""
+    import asyncio
+
     from denpexd.notify.sinks import send_test
 
     results = asyncio.run(send_test(settings_of(config, {}), sink))
@@ -270,6 +271,8 @@ def notify_dead(config: Path | None, state_dir: Path | None, form: str) -> None:
 @click.option("--keep", is_flag=True, help="Leave metrics and console running until Ctrl-C.")
 def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
     """Play a recorded incident live into per-rank files and let the daemon explain it."""
+    import asyncio
+
     from denpexd.demo import catalogue as incidents
     from denpexd.demo import play
 

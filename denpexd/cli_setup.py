@@ -1,6 +1,5 @@
 """What one does before a job starts: `denpexd config`, `doctor`, `discover`; completion and manual pages."""
 
-import asyncio
 import json
 import os
 import sys
@@ -98,6 +97,8 @@ def doctor(
     Limits of the kernel, file systems, rights, clock, disk, port, rules, and whether every destination answers.
     Exit code 0: nothing to mend, 1: something will not work.
     """
+    import asyncio
+
     from denpexd.clock import SystemClock
     from denpexd.doctor import as_text, examine
     from denpexd.watch import is_chosen, log_to_stderr
