@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 TICK = 1.0
 LATE = 10.0  # a tick this late means that the daemon was paused: what happened meanwhile is unknown
 GRACE = 10.0  # seconds to end in: at most half of them to read what is left, the rest to send
+TURN = 0.01  # seconds of reading after which others have their turn
 DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
 
@@ -118,8 +119,12 @@ class Daemon:
         await self._look_around()
         touched: set[str] | None = None
         while True:
+            turn = self.clock.now()
             async for found, read in self.reader.round(touched):
                 await self.handle(self.pipeline.feed(found, read, self.clock.now()))
+                if self.clock.now() - turn > TURN:
+                    await self.clock.sleep(0)
+                    turn = self.clock.now()
             self._moved_at = self.clock.now()
             if self.reader.behind():
                 touched = None

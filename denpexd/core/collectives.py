@@ -230,12 +230,16 @@ def _reports(job: JobState) -> list[float]:
     return job.once("reports", lambda: [s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported])
 
 
+def _first_report(job: JobState) -> float:
+    return job.once("first report", lambda: min(_reports(job), default=float("inf")))
+
+
 def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Most others reported that they waited; this one, known to be alive before, did not."""
     if rank.reported or not rank.heard or any(c.op for c in rank.collectives.values()):
         return []
-    others, world = _reports(job), job.once("world", lambda: len(job.universe))
-    if not others or len(others) * 2 < world - 1 or rank.moved_t > min(others):
+    others, world = _reports(job), len(job.universe)
+    if not others or len(others) * 2 < world - 1 or rank.moved_t > _first_report(job):
         return []
     return [observed(rank, now, "reported nothing when the others timed out", signal.means, kind="log")]
 
@@ -263,13 +267,14 @@ def failed_itself(job: JobState, rank: RankState, signal: Signal, now: float, li
 
 def left_first(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Its process ended, in whatever way, before any other rank had reported a failure; `code`: with this exit code."""
-    said = min(_reports(job), default=float("inf"))
+    said = _first_report(job)
     if rank.reported or not rank.exits or rank.gone is None or rank.gone.forced or rank.gone.event.t > said + TOGETHER:
         return []
     codes = {e.event.code for e in rank.exits if e.event.code is not None}
     if "code" in signal.params and signal.params["code"] not in codes:
         return []
-    if job.clean or (not any(s.heard and not s.gone for r, s in job.ranks.items() if r >= 0) and said == float("inf")):
+    alive = job.once("alive", lambda: any(s.heard and not s.gone for r, s in job.ranks.items() if r >= 0))
+    if job.clean or (not alive and said == float("inf")):
         return []
     how = f"with exit code {min(codes)}" if codes else "nobody saw how"
     event, text = rank.gone.event, f"process ended, {how}, before any rank reported another"
@@ -281,12 +286,10 @@ def worked_on(job: JobState, rank: RankState, signal: Signal, now: float, limits
 
     By its progress lines; `by: output`: by any ordinary line, for work that has no counter.
     """
-    others = [
-        (s, s.states["timeout"]) for r, s in job.ranks.items() if r not in (-1, rank.rank) and "timeout" in s.states
-    ]
-    if not others or "timeout" in rank.states:
+    waits = [] if "timeout" in rank.states else job.once("waits", lambda: _waits(job))
+    if not waits:
         return []
-    begin, patience = min((said.t - _waited(s, said), _waited(s, said)) for s, said in others)
+    begin, patience = min(waits)
     last = rank.moved_t
     if signal.params.get("by") == "output":
         last = max(last, rank.ordinary[-1] if rank.ordinary else last)
@@ -294,6 +297,12 @@ def worked_on(job: JobState, rank: RankState, signal: Signal, now: float, limits
         return []
     text = f"went on for {last - begin:.0f} s while others waited for it"
     return [observed(rank, now, text, signal.means, kind="log")]
+
+
+def _waits(job: JobState) -> list[tuple[float, float]]:
+    """When the rank that began to wait first did so, and for how long; empty if none waited until a timeout."""
+    others = [(s, s.states["timeout"]) for r, s in job.ranks.items() if r != -1 and "timeout" in s.states]
+    return [min((said.t - _waited(s, said), _waited(s, said)) for s, said in others)] if others else []
 
 
 def _waited(rank: RankState, said: Evidence) -> float:

@@ -4,6 +4,7 @@ Theory of operation
 - Events only update state and mark rules dirty. Dirty rules are judged at the end of each batch; rules about time at
   the tick. A batch without a hit judges nothing.
 - Silence beyond `suspicion` asks for evidence (cheap, with back-off) and tells nobody.
+- Of a job with so many ranks that judging takes long, it is judged less often: never more than a share of the time.
 - An incident opens when its explanation has settled; it keeps its key while the explanation improves.
 - The same events in the same batches give the same outputs: no clock, no chance, no I/O in here.
 """
@@ -84,6 +85,12 @@ END_FACTS = (
 )
 
 
+# Judging asks questions about single ranks, of which ten thousand have many.
+BETWEEN = 20_000  # such questions that batches may ask between two ticks; what is dirty then waits for the tick
+AT_ONCE = 40_000  # at one tick: the rest of the rules has its turn at the next ones, and only then is anything said
+EACH_SECOND = 40_000  # on the average: a round that asked more is followed by a rest
+
+
 class Correlator:
     """One job. `start_t` is the time on the events' axis from which silence counts."""
 
@@ -105,6 +112,10 @@ class Correlator:
         self._speaker = Speaker(self.job, self.limits, self._matches)
         self.use(catalog)
         self._measured = -1  # the newest number that was judged
+        self.asked = 0  # questions about single ranks that were answered in judging so far: what it costs
+        self._asked_at_tick = self._asked_before = 0  # of them until the last tick, and until the last round
+        self._round: list[str] = []  # rules that the round of judging has yet to come to
+        self._rest_until = start_t
         self._asking = Asking()
 
     @property
@@ -171,8 +182,8 @@ class Correlator:
             self._take(event, out)
             if isinstance(event, Activity) and event.rank not in loud:
                 self._intake.ordinary(event)
-        if self._dirty:
-            self._judge(self._dirty)
+        if self._dirty and not self._round and self.asked - self._asked_at_tick < BETWEEN:
+            self._judge(sorted(self._dirty))
             self._dirty = set()
             self._speaker.speak(out, self.now, at_tick=False)
         return out
@@ -283,39 +294,48 @@ class Correlator:
         if self.job.numbers_seq != self._measured:
             self._measured = self.job.numbers_seq
             self._dirty |= self._index.facts(*PACE_FACTS)
-        timed = self._index.timed if silence >= self.limits.min_silence else set()
-        self._judge(timed | set(self._matches.live) | self._dirty | self._later)
-        self._dirty, self._later = set(), set()
-        self._speaker.speak(out, self.now, at_tick=True)
+        if not self._round and (self.now >= self._rest_until or self._speaker.ending):
+            timed = self._index.timed if silence >= self.limits.min_silence else set()
+            self._round = sorted(timed | set(self._matches.live) | self._dirty | self._later)
+            self._dirty, self._later = set(), set()
+            self._asked_before = self.asked
+        if self._round:
+            self._judge(self._round, most=None if self._speaker.ending else AT_ONCE)
+            self._rest_until = self.now + (self.asked - self._asked_before) / EACH_SECOND
+        self._asked_at_tick = self.asked
+        if not self._round:
+            self._speaker.speak(out, self.now, at_tick=True)
 
     def _want(self, out: list[Output], kind: str, ranks: tuple[int, ...], why: str) -> None:
         out.append(Want(self.now, kind, tuple(r for r in ranks if r >= 0), why))
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, rule_ids: Iterable[str]) -> None:
-        self.job.memo = {}  # the state stands still: what one rule has asked, the next need not ask again
+    def _judge(self, rules: list[str], most: int | None = None) -> None:
+        """Judge these rules, and take them off the list; `most`: questions after which the rest stays there."""
+        memo = self.job.memo = {}  # the state stands still: what one rule has asked, the next need not ask again
         try:
-            self._judge_each(rule_ids)
+            while rules and (most is None or len(memo) < most):
+                self._judge_one(rules.pop())
             if self.held is not None:
-                self.held |= {key[0] for key, answer in self.job.memo.items() if isinstance(key, tuple) and answer}
+                self.held |= {key[0] for key, answer in memo.items() if isinstance(key, tuple) and answer}
         finally:
+            self.asked += len(memo)
             self.job.memo = None
 
-    def _judge_each(self, rule_ids: Iterable[str]) -> None:
-        for rule_id in rule_ids:
-            rule = self.catalog.rules.get(rule_id)
-            if rule is None:
-                continue
-            found = candidate(rule, self.catalog.signals, self.job, self.now, self.limits)
-            if found is None:
-                self._matches.live.pop(rule_id, None)
-                self._matches.since.pop(rule_id, None)
-                continue
-            if rule_id not in self._matches.live:
-                self.fingerprints[rule_id] = self.fingerprints.get(rule_id, 0) + 1
-            self._matches.since.setdefault(rule_id, self.now)
-            self._matches.live[rule_id] = found
+    def _judge_one(self, rule_id: str) -> None:
+        rule = self.catalog.rules.get(rule_id)
+        if rule is None:
+            return
+        found = candidate(rule, self.catalog.signals, self.job, self.now, self.limits)
+        if found is None:
+            self._matches.live.pop(rule_id, None)
+            self._matches.since.pop(rule_id, None)
+            return
+        if rule_id not in self._matches.live:
+            self.fingerprints[rule_id] = self.fingerprints.get(rule_id, 0) + 1
+        self._matches.since.setdefault(rule_id, self.now)
+        self._matches.live[rule_id] = found
 
     # --- incidents --------------------------------------------------------------------------------------------------
 

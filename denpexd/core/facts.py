@@ -4,6 +4,7 @@ Each fact answers for ONE rank with the evidence that makes it hold, or nothing.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import cast
 
 from denpexd.core import (
@@ -21,7 +22,7 @@ from denpexd.core import (
 )
 from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, RankState, Shown, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 LAST_WORDS = 10.0  # seconds before an end in which what a rank says may explain it
@@ -75,12 +76,19 @@ def gone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cad
     known = rank.gone
     if known is None or known.forced or rank.phase == "end" or rank.raised or rank.reported:
         return []
-    others = [s.gone for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.heard]
-    together = all(o is not None and abs(o.event.t - known.event.t) <= TOGETHER for o in others)
+    alive, first, last = job.once("process ends", lambda: _ends(job))
+    together = not alive and first >= known.event.t - TOGETHER and last <= known.event.t + TOGETHER
     if together or any(e.event.code is not None for e in rank.exits) or operations.asked_before(job, known.event.t):
         return []
     text = "process ended without a word; nobody saw how"
     return [Evidence(rank.rank, "process", known.event.source, 0, known.event.t, text, signal.means, seq=known.seq)]
+
+
+def _ends(job: JobState) -> tuple[bool, float, float]:
+    """Whether any rank that was heard from is alive; the first and the last end of those that are not."""
+    ends = [s.gone for r, s in job.ranks.items() if r >= 0 and s.heard]
+    times = [end.event.t for end in ends if end is not None]
+    return len(times) < len(ends), min(times, default=float("inf")), max(times, default=float("-inf"))
 
 
 def kept_state(name: str) -> "Fact":
@@ -193,8 +201,62 @@ FACTS: Mapping[str, Fact] = {
 }
 
 
+Gate = Callable[[JobState, Shown], bool]
+
+# What any rank must have shown before a fact can hold for one; a fact that is not named here may hold for any.
+_GATES: Mapping[str, Gate] = {
+    "whole_nodes": lambda job, shown: shown.raised,
+    **dict.fromkeys(("exit", "gone", "left_first"), lambda job, shown: shown.exits),
+    "failed_itself": lambda job, shown: shown.raised or shown.exits,
+    "oom_killed": lambda job, shown: "oom_killed" in shown.states or bool(job.told),
+    "told_to_stop": lambda job, shown: bool(job.told),
+    "restarted": lambda job, shown: bool(job.rounds),
+    **{
+        name: partial(lambda name, job, shown: name in shown.states, name)
+        for name in (
+            *("frozen", "disk_sleep", "unreachable", "gpu_throttled", "gpu_ecc", "gpu_lost", "gpu_idle", "cpu_idle"),
+        )
+    },
+    **dict.fromkeys(("timed_out", "worked_on"), lambda job, shown: "timeout" in shown.states),
+    **dict.fromkeys(("reported", "no_report", "unreported"), lambda job, shown: shown.reported),
+    "trained": lambda job, shown: job.trained_t > float("-inf"),
+    "ended": lambda job, shown: shown.exits or "end" in shown.phases,
+    **dict.fromkeys(("pending", "not_in_collective"), lambda job, shown: shown.collectives),
+    **dict.fromkeys(("mismatch", "differs"), lambda job, shown: shown.collectives or bool(shown.frames)),
+    "behind": lambda job, shown: shown.collectives or "launched_less" in shown.states,
+    **dict.fromkeys(("odd_stack", "busy"), lambda job, shown: bool(shown.frames)),
+    "dump": lambda job, shown: shown.dumps,
+    **dict.fromkeys(("metric_spread", "metric_odd"), lambda job, shown: shown.metrics),
+    "nonfinite": lambda job, shown: shown.nonfinite,
+    "parted": lambda job, shown: bool(job.twins),
+    "uneven": lambda job, shown: bool(job.timers.extremes),
+    **dict.fromkeys(("setting_odd", "settings_differ"), lambda job, shown: shown.settings),
+}
+
+
+def possible(job: JobState, signal: Signal) -> bool:
+    """Whether any rank has shown what `signal` needs; if not, it holds for none, and nobody has to be asked.
+
+    It is cheap for jobs of ten thousand ranks: the state of all ranks is looked through once a round of judging.
+    """
+    shown = job.shown
+    if signal.role == "kernel" or signal.fact == "xid":
+        return bool(job.devices.lines)
+    if signal.fact == "raised":
+        return signal.id in shown.fits
+    if signal.kind == "fact":
+        gate = _GATES.get(signal.fact or "")
+        if gate is None and signal.fact in ("phase", "phase_alone"):
+            name = signal.params.get("name")
+            return name in shown.phases or name == "train"
+        return gate is None or gate(job, shown)
+    return signal.id in (shown.frames if signal.kind == "frame" else shown.seen)
+
+
 def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     """The evidence that `signal` holds for `rank` now; empty when it does not."""
+    if signal.kind == "log" and signal.id not in rank.seen and signal.role not in ("kernel", "config"):
+        return []
     memo = job.memo  # as JobState.once, without a closure: this is asked most of all
     if memo is None:
         return _holds(job, rank, signal, now, window, limits)

@@ -16,7 +16,11 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     """Has left its loop while another rank's loop is not over."""
     if not _may_have_left(job, rank):
         return []
-    others = [s for r, s in job.ranks.items() if r >= 0 and r != rank.rank and s.step is not None and s.moves > 1]
+    alike = job.once("alike in loops", lambda: _alike(job))
+    mine = _loop(rank)
+    others = [
+        ranks[0] if ranks[0] is not rank else ranks[1] for key, ranks in alike.items() if key != mine or ranks[1:]
+    ]
     text = _shorter_loop(rank, others)
     if text is not None:
         return [observed(rank, now, text, signal.means, kind="log")]
@@ -26,6 +30,21 @@ def fewer_steps(job: JobState, rank: RankState, signal: Signal, now: float, limi
     ahead = [s for s in early if s.epoch == rank.epoch and s.step is not None and s.step > rank.step]
     over = rank.phase in ("end", "epoch_end") and not (rank.total is not None and rank.step + 1 >= rank.total)
     return [rank.phase_evidence.saying(signal.means)] if early and (ahead or over) else []
+
+
+def _loop(rank: RankState) -> tuple[object, ...]:
+    """All that is compared of a rank's loop with those of others."""
+    over = rank.phase in AFTER_LOOP, any(e.event.code == 0 for e in rank.exits)
+    return rank.step, rank.total, rank.batches, rank.epoch, *over
+
+
+def _alike(job: JobState) -> dict[tuple[object, ...], list[RankState]]:
+    """At most two ranks of each kind of loop: thousands that train together are of very few."""
+    found: dict[tuple[object, ...], list[RankState]] = {}
+    for number, state in job.ranks.items():
+        if number >= 0 and state.step is not None and state.moves > 1 and len(found.setdefault(_loop(state), [])) < 2:
+            found[_loop(state)].append(state)
+    return found
 
 
 def _may_have_left(job: JobState, rank: RankState) -> bool:

@@ -6,6 +6,7 @@ Whom a line of the kernel is about: see devices.
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from denpexd.core import cadence, stands
 from denpexd.core.devices import Noticed, place
@@ -64,17 +65,24 @@ def gpu_idle(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     known = _fresh(rank, "gpu_idle", now)
     if known is None or not stands.still(job, rank, known):
         return []
+    return [known.saying(signal.means)] if job.once("gpus busy", lambda: _most_gpus_busy(job, now)) else []
+
+
+def _most_gpus_busy(job: JobState, now: float) -> bool:
     others = [s for r, s in job.ranks.items() if r >= 0 and (_fresh(s, "gpu_idle", now) or _fresh(s, "gpu_busy", now))]
-    busy = [s for s in others if _fresh(s, "gpu_busy", now) is not None]
-    return [known.saying(signal.means)] if len(busy) * 2 > len(others) else []
+    return 2 * sum(_fresh(s, "gpu_busy", now) is not None for s in others) > len(others)
 
 
 def cpu_idle(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Its process uses no CPU time while most known ones do, as those that wait for it inside NCCL."""
+    few = rank.rank >= 0 and is_idle(job, rank, now) and job.once("few cpus idle", lambda: _few_cpus_idle(job, now))
+    return [rank.states["cpu_idle"].saying(signal.means)] if few else []
+
+
+def _few_cpus_idle(job: JobState, now: float) -> bool:
     ranks = [s for r, s in job.ranks.items() if r >= 0]
     busy = [s for s in ranks if (known := _fresh(s, "cpu_busy", now)) is not None and stands.still(job, s, known)]
-    idle = [s for s in ranks if is_idle(job, s, now)]
-    return [rank.states["cpu_idle"].saying(signal.means)] if rank in idle and len(busy) > len(idle) else []
+    return len(busy) > sum(is_idle(job, s, now) for s in ranks)
 
 
 def is_idle(job: JobState, rank: RankState, now: float) -> bool:
@@ -169,17 +177,23 @@ def _about(job: JobState, rank: RankState, signal: Signal, now: float, lines: It
     of = str(signal.params.get("of", "device"))
     found: Answer = []
     for one in lines:
-        if one.count < signal.count or rank.rank not in place(job, one, of):
+        if one.count < signal.count or rank.rank not in job.once(("place", id(one), of), partial(place, job, one, of)):
             continue
         if of == "process" and _was_going_down(job, rank, one.first.t):
             continue
-        if _had_failed(job, one.first.t) or (signal.lasting and _of_another_job(job, one)):
+        if job.once(("had failed", one.first.t), partial(_had_failed, job, one.first.t)):
+            continue
+        if signal.lasting and _of_another_job(job, one):
             continue
         ends = [one.first] if one.first is one.last else [one.first, one.last]
-        quoted = job.moved_t is None and now < one.first.t + START and any(s.ordinary for s in job.ranks.values())
+        quoted = job.moved_t is None and now < one.first.t + START and job.once("prints", partial(_prints, job))
         weight = "suspect" if quoted else "fatal"
         found += [replace(e, rank=rank.rank, means=signal.means, weight=weight) for e in ends]
     return found
+
+
+def _prints(job: JobState) -> bool:
+    return any(s.ordinary for s in job.ranks.values())
 
 
 def _had_failed(job: JobState, t: float) -> bool:

@@ -11,7 +11,7 @@ from denpexd.core import operations
 from denpexd.core.cadence import Limits
 from denpexd.core.events import UNKNOWN_RANK, Raised
 from denpexd.core.evidence import Evidence
-from denpexd.core.facts import holds
+from denpexd.core.facts import holds, possible
 from denpexd.core.rule import Correlation, Role, Rule, Signal, fits, free_ranks
 from denpexd.core.startup import ABSENT
 from denpexd.core.state import JobState, RankState
@@ -59,7 +59,10 @@ def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: flo
 
 def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate | None:
     shown: dict[int, list[Evidence]] = {}
-    states, signals = _with_named(job), leading(rule)
+    signals = [s for s in leading(rule) if possible(job, s)]
+    if not signals:
+        return None
+    states = _with_named(job)
     for number, state in states.items():
         found = [e for s in signals for e in holds(job, state, s, now, 1e12, limits)]
         if found:
@@ -217,6 +220,7 @@ def _members(
 ) -> dict[int, list[Evidence]] | None:
     """The free ranks that fit the role, with their evidence; for `rest` None if a heard rank does not fit."""
     members: dict[int, list[Evidence]] = {}
+    asked = _asked(role, signals, job)
     for number in free:
         state = job.ranks.get(number)
         if state is None or not state.heard:
@@ -226,12 +230,26 @@ def _members(
             if not _about_absence(role, signals):
                 continue
             state = state or RankState(number)
-        shown = _shows(role, signals, job, state, now, window, limits)
+        shown = None if asked is None else _shows(asked, signals, job, state, now, window, limits)
         if shown is not None:
             members[number] = shown
         elif role.ranks in ("rest", "all"):
             return None
+        elif asked is None:
+            return members
     return members
+
+
+def _asked(role: Role, signals: Mapping[str, Signal], job: JobState) -> Role | None:
+    """The role without what no rank of the job can show; None if therefore nobody can have it."""
+
+    def may_be(name: str) -> bool:
+        return possible(job, signals[name])
+
+    any_of = tuple(group for group in role.any_of if all(map(may_be, group)))
+    if not all(map(may_be, role.all_of)) or (role.any_of and not any_of):
+        return None
+    return replace(role, any_of=any_of, none_of=tuple(filter(may_be, role.none_of)))
 
 
 def _about_absence(role: Role, signals: Mapping[str, Signal]) -> bool:

@@ -29,7 +29,7 @@ def nonfinite(job: JobState, rank: RankState, signal: Signal, now: float, limits
     for name, run in rank.numbers.bad.items():
         if run.count < times or not _wanted(signal, "metric", name) or _total_is_finite(rank, name, run):
             continue
-        if signal.params.get("first") and not _before_others(job, rank, name, run):
+        if signal.params.get("first") and not _is_first(job, rank, name, run):
             continue
         found += [e.saying(signal.means) for e in ([run.first] if run.first is run.last else [run.first, run.last])]
     return found
@@ -39,6 +39,14 @@ def _total_is_finite(rank: RankState, name: str, run: NotFinite) -> bool:
     """One term of a loss may be undefined (no positive sample, say) while the loss itself is fine."""
     losses = (s for (quantity, other), s in rank.numbers.series.items() if quantity == "loss" and other != name)
     return "loss" in name and any(s.newest[-1].t >= run.last.t for s in losses)
+
+
+def _is_first(job: JobState, rank: RankState, name: str, run: NotFinite) -> bool:
+    """The same for all ranks on which it began at that step, if each has no other number that would be compared."""
+    if sum(_alike(n, name) for n in rank.numbers.bad) > 1:
+        return _before_others(job, rank, name, run)
+    at = ("first not finite", name, run.place, run.first.t)
+    return job.once(at, lambda: _before_others(job, rank, name, run))
 
 
 def _before_others(job: JobState, rank: RankState, name: str, run: NotFinite) -> bool:
@@ -163,8 +171,8 @@ def throughput(job: JobState, rank: RankState, signal: Signal, now: float, limit
     `rate`: a printed rate (samples or tokens a second), where there is one, has fallen too.
     """
     factor, lasting = float(signal.params.get("factor", 1.5)), float(signal.params.get("for", 60.0))
-    found = job.tempo.slower(factor, lasting)
-    if found is None or (signal.params.get("rate") and _rate_is_kept(job, factor)):
+    found = job.once(("slower", factor, lasting), lambda: job.tempo.slower(factor, lasting))
+    if found is None or (signal.params.get("rate") and job.once(("rate", factor), lambda: _rate_is_kept(job, factor))):
         return []
     usual, slower = found
     text = f"a step takes {slower:.3g} s, {slower / usual:.1f} times as long as before ({usual:.3g} s)"
@@ -224,7 +232,7 @@ def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, li
     for key, (_, evidence) in rank.metrics.items():
         if not _wanted(signal, "name", key[0]):
             continue
-        if not _equal(_values(job, key), relative) and not (
+        if not job.once(("equal", key, relative), partial(_are_equal, job, key, relative)) and not (
             signal.params.get("after_equal") and not _were_equal(job, rank, key[0], relative, evidence.t)
         ):
             found.append(evidence.saying(signal.means))
@@ -239,7 +247,7 @@ def metric_odd(job: JobState, rank: RankState, signal: Signal, now: float, limit
         if not _wanted(signal, "name", key[0]):
             continue
         values = _values(job, key)
-        common = Counter(_rounded(v, relative) for v in values.values()).most_common(1)[0]
+        common = job.once(("common", key, relative), partial(_most_common, values, relative))
         if len(values) > 2 and common[1] * 2 > len(values) and _rounded(mine, relative) != common[0]:
             agree = next(v for v in values.values() if _rounded(v, relative) == common[0])
             if not _equal({0: mine, 1: agree}, relative):
@@ -267,12 +275,26 @@ def parted(job: JobState, rank: RankState, signal: Signal, now: float, limits: L
 
 
 def _values(job: JobState, key: tuple[str, str]) -> dict[int, Value]:
-    return {r: s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics}
+    def values() -> dict[int, Value]:
+        return {r: s.metrics[key][0] for r, s in job.ranks.items() if r >= 0 and key in s.metrics}
+
+    return job.once(("values", key), values)
+
+
+def _are_equal(job: JobState, key: tuple[str, str], relative: float) -> bool:
+    return _equal(_values(job, key), relative)
+
+
+def _most_common(values: Mapping[int, Value], relative: float) -> tuple[Value, int]:
+    return Counter(_rounded(v, relative) for v in values.values()).most_common(1)[0]
 
 
 def _were_equal(job: JobState, rank: RankState, name: str, relative: float, before: float) -> bool:
     keys = [key for key, (_, e) in rank.metrics.items() if key[0] == name and e.t < before]
-    return any(len(v := _values(job, key)) > 1 and _equal(v, relative) for key in keys)
+    return any(
+        len(_values(job, key)) > 1 and job.once(("equal", key, relative), partial(_are_equal, job, key, relative))
+        for key in keys
+    )
 
 
 def _equal(values: Mapping[int, Value], relative: float) -> bool:

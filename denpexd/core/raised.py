@@ -24,7 +24,7 @@ def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
         event = known.event
         over = rank.phase == "end" and event.t > rank.phase_t and not any(e.event.code for e in rank.exits)
         past = (event.history and rank.outlived(event.source, known.seq)) or any(e.event.code == 0 for e in rank.exits)
-        if known.collateral or over or past or job.lapsed(rank, event.t) or not chain_matches(signal, event.chain):
+        if known.collateral or over or past or signal.id not in known.fits or job.lapsed(rank, event.t):
             continue
         where = signal.param_matchers.get("in")
         if where and not any(where.search(f.canonical) or where.search(f.qualified) for f in event.frames):
@@ -37,8 +37,12 @@ def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
 
 def _raised_elsewhere(job: JobState, rank: RankState, signal: Signal) -> bool:
     """Whether another rank raised the same by itself."""
-    others = (known for r, s in job.ranks.items() if r >= 0 and r != rank.rank for known in s.raised)
-    return any(not known.collateral and chain_matches(signal, known.event.chain) for known in others)
+
+    def who() -> list[int]:
+        known = ((r, k) for r, s in job.ranks.items() if r >= 0 for k in s.raised)
+        return [r for r, k in known if not k.collateral and signal.id in k.fits]
+
+    return any(r != rank.rank for r in job.once(("raised by", signal.id), who))
 
 
 def chain_matches(signal: Signal, chain: tuple[tuple[str, str], ...]) -> bool:

@@ -81,11 +81,15 @@ class Exited:
 
 @dataclass(slots=True)
 class RaisedBy:
-    """An exception with the judgement whether it only reports somebody else's failure."""
+    """An exception with the judgement whether it only reports somebody else's failure.
+
+    `fits`: ids of the signals about exceptions whose type and message it has, worked out once, when it came.
+    """
 
     event: Raised
     seq: int
     collateral: bool
+    fits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

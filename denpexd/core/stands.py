@@ -51,8 +51,12 @@ def _only_noticed_a_crash(job: JobState, rank: RankState) -> bool:
     """Another process was killed and all that this one raised is about others: where it waited proves nothing."""
     if not rank.raised or not all(r.collateral for r in rank.raised):
         return False
-    exits = (e for r, s in job.ranks.items() if r not in (rank.rank, -1) for e in s.exits)
-    return any(not e.forced and e.event.code in CRASHES for e in exits)
+
+    def crashed() -> list[int]:
+        exits = ((r, e) for r, s in job.ranks.items() if r != -1 for e in s.exits)
+        return [r for r, e in exits if not e.forced and e.event.code in CRASHES]
+
+    return any(r != rank.rank for r in job.once("crashed", crashed))
 
 
 def still(job: JobState, rank: RankState, known: Evidence | None) -> bool:

@@ -34,7 +34,7 @@ def complete(job: JobState, rank: RankState, signal: Signal, now: float, limits:
 def unreported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """Other ranks reported a loss or a timeout; this one said nothing of the kind and did not end well."""
     others = job.once("reports", lambda: [s.reported.t for r, s in job.ranks.items() if r >= 0 and s.reported])
-    if not others or rank.rank < 0 or rank.reported or rank.moved_t > min(others):
+    if not others or rank.rank < 0 or rank.reported or rank.moved_t > job.once("first report", lambda: min(others)):
         return []
     if complete(job, rank, signal, now, limits):
         return []
@@ -73,7 +73,7 @@ def _hosts(rank: RankState) -> list[str]:
 def whole_nodes(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
     """It raised an error of its own, as did every rank of its node, and no rank of the other nodes did."""
     failed = job.once("failed", lambda: _failed(job))
-    if rank.rank not in failed or not _are_nodes(job, frozenset(failed)):
+    if rank.rank not in failed or not job.once("whole nodes", lambda: _are_nodes(job, frozenset(failed))):
         return []
     text = f"ranks {min(failed)}-{max(failed)} raised errors of their own: all of their nodes, none of others"
     return [observed(rank, now, text, signal.means)]
@@ -107,8 +107,12 @@ def missing_rank(job: JobState, rank: RankState, signal: Signal, now: float, lim
     if rank.rank not in missing:
         return []
     text = "is elsewhere" if rank.heard else "was never heard from"
-    said = [s.first for r in job.ranks.values() for s in _start_lines(r)]
-    first = [min(said, key=lambda e: (e.t, e.seq))] if said else []
+
+    def begun() -> list[Evidence]:
+        said = [s.first for r in job.ranks.values() for s in _start_lines(r)]
+        return [min(said, key=lambda e: (e.t, e.seq))] if said else []
+
+    first = job.once("first of the start", begun)
     return [observed(rank, now, f"{text} while the others wait at the start", signal.means), *first]
 
 

@@ -143,6 +143,27 @@ class RankState:
             self.reported = None
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What any rank has shown: ids of signals seen, that fit frames of stacks and exceptions, names of states and
+    phases; whether there is an exception, an exit, ...
+    """
+
+    seen: frozenset[str]
+    frames: frozenset[str]
+    fits: frozenset[str]
+    states: frozenset[str]
+    phases: frozenset[str]
+    raised: bool
+    exits: bool
+    reported: bool
+    dumps: bool
+    collectives: bool
+    metrics: bool
+    nonfinite: bool
+    settings: bool
+
+
 @dataclass(slots=True)
 class JobState:
     """All ranks of one attempt of one job, and what is known about the job as a whole."""
@@ -175,6 +196,7 @@ class JobState:
     rounds: list[Round] = field(default_factory=list)
     launch: Launch = field(default_factory=Launch)
     unmet: int = 0  # times that a rank beyond MAX_MET was spoken of
+    _usual: tuple[int, float | None] = (-1, None)  # as it was after so many movements
 
     def rank(self, number: int) -> RankState:
         """The state of a rank, remembered from now on, unless too many ranks were met already."""
@@ -189,6 +211,9 @@ class JobState:
     @property
     def universe(self) -> list[int]:
         """The global ranks of the job: 0..world_size-1 where that is known, else those met so far."""
+        return self.once("universe", self._universe)
+
+    def _universe(self) -> list[int]:
         met = {r for r in self.ranks if r >= 0}
         if self.world_size is not None:
             met |= set(range(self.world_size))
@@ -196,12 +221,36 @@ class JobState:
 
     @property
     def usual(self) -> float | None:
-        """Usual seconds between two movements of the rank that moves most often."""
-        return self.once("usual", self._usual)
+        """Usual seconds between two movements of the rank that moves most often; it changes with a movement only."""
+        if self._usual[0] != self.moves:
+            known = [usual for s in self.ranks.values() if (usual := s.rhythm.usual) is not None]
+            self._usual = self.moves, min(known) if known else None
+        return self._usual[1]
 
-    def _usual(self) -> float | None:
-        known = [usual for s in self.ranks.values() if (usual := s.rhythm.usual) is not None]
-        return min(known) if known else None
+    @property
+    def shown(self) -> Shown:
+        """What any rank has shown so far."""
+        return self.once("shown", self._shown)
+
+    def _shown(self) -> Shown:
+        ranks = self.ranks.values()
+        stacks = [s.snapshots for s in ranks if s.snapshots]
+        dumps = any(s.dump for s in ranks)
+        return Shown(
+            seen=frozenset().union(*(s.seen for s in ranks)),
+            frames=frozenset(("",) if stacks else ()).union(*(one.hits for each in stacks for one in each.values())),
+            fits=frozenset().union(*{known.fits for s in ranks for known in s.raised}),
+            states=frozenset().union(*(s.states for s in ranks)),
+            phases=frozenset(s.phase for s in ranks),
+            raised=any(s.raised for s in ranks),
+            exits=any(s.exits for s in ranks),
+            reported=any(s.reported for s in ranks),
+            dumps=dumps,
+            collectives=dumps or any(s.collectives for s in ranks),
+            metrics=any(s.metrics for s in ranks),
+            nonfinite=any(s.numbers.bad for s in ranks),
+            settings=any(s.settings for s in ranks),
+        )
 
     def once(self, key: object, answer: Callable[[], T]) -> T:
         """The answer; while a round of judging lasts, that of the first time."""
@@ -254,6 +303,9 @@ class JobState:
     @property
     def over(self) -> bool:
         """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
+        return self.once("over", self._over)
+
+    def _over(self) -> bool:
         launcher = self.ranks.get(-1)
         if launcher is not None and launcher.exits:
             return True
@@ -263,6 +315,9 @@ class JobState:
     @property
     def clean(self) -> bool:
         """Every rank that was heard from ended with exit code 0."""
+        return self.once("clean", self._clean)
+
+    def _clean(self) -> bool:
         heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
         return bool(heard) and all(s.gone and {e.event.code for e in s.exits} - {None} == {0} for s in heard)
 

@@ -83,13 +83,18 @@ def _telling(job: JobState) -> list[RankState]:
 
 def _differing(job: JobState, rank: RankState) -> list[str]:
     def other(name: str) -> bool:
-        return any(s.settings.get(name, ("",))[0] != rank.settings[name][0] for s in _telling(job))
+        return bool(_settings(job, name).keys() - {rank.settings[name][0]})
 
     return [name for name in rank.settings if other(name)]
 
 
+def _settings(job: JobState, name: str) -> Counter[str]:
+    """How many of the ranks that tell theirs have which value."""
+    return job.once(("settings", name), lambda: Counter(s.settings.get(name, ("",))[0] for s in _telling(job)))
+
+
 def _odd(job: JobState, rank: RankState, name: str) -> bool:
-    values = Counter(s.settings.get(name, ("",))[0] for s in _telling(job))
+    values = _settings(job, name)
     common, count = values.most_common(1)[0]
     return count * 2 > values.total() > 2 and rank.settings[name][0] != common
 

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from denpexd.core.arrivals import Arrivals
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
-from denpexd.core.raised import weighed
+from denpexd.core.raised import chain_matches, weighed
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot, Told
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState, RankState
@@ -33,6 +34,13 @@ class Witnesses:
         self.harmless = [
             s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown", "event")
         ]
+        self._exceptions = [s for s in catalog.signals.values() if s.fact == "raised"]
+        # Ten thousand ranks raise the same at once, and stand at the same place.
+        self._hits = lru_cache(maxsize=256)(self._fitting_frames)
+        self._fits = lru_cache(maxsize=256)(self._fitting)
+        self._harmless = lru_cache(maxsize=256)(self._is_harmless)
+        for state in job.ranks.values():  # these may be other rules than before
+            state.raised = [replace(known, fits=self._fits(known.event.chain)) for known in state.raised]
 
     def raised(self, event: Raised) -> None:
         event = (
@@ -48,8 +56,8 @@ class Witnesses:
         others_failed = bool(failed) and event.rank >= 0 and event.rank not in failed
         where = event.frames[0].canonical if event.frames else ""
         told = (f"{kind}: {message}" for kind, message in event.chain)
-        collateral = others_failed or all(self._is_harmless(text, f"{text}\n{where}") for text in told)
-        state.keep(RaisedBy(weighed(state, event), self.job.seq, collateral))
+        collateral = others_failed or all(self._harmless(text, f"{text}\n{where}") for text in told)
+        state.keep(RaisedBy(weighed(state, event), self.job.seq, collateral, self._fits(event.chain)))
         for rank in failed if others_failed else ():
             self._raised_by(rank, event)
 
@@ -58,7 +66,11 @@ class Witnesses:
         if rank < (self.job.world_size or MAX_RANKS):
             state = self.job.rank(rank)
             if not any(known.event.chain == event.chain for known in state.raised):
-                state.keep(RaisedBy(event, self.job.seq, collateral=False))
+                state.keep(RaisedBy(event, self.job.seq, False, self._fits(event.chain)))
+
+    def _fitting(self, chain: tuple[tuple[str, str], ...]) -> frozenset[str]:
+        """The signals that ask for the type and the message of one of these exceptions."""
+        return frozenset(s.id for s in self._exceptions if chain_matches(s, chain))
 
     def _named_by_pid(self, event: Raised) -> RankState | None:
         """Ray's driver prints the exceptions of workers; the text names the process."""
@@ -79,14 +91,19 @@ class Witnesses:
         fresh = before is not None and before.frames.t >= state.moved_t
         if before and fresh and not self.job.moved_on(state, before.frames.t) and _same(before.frames, event):
             since = before.since
+        hits = self._hits(event.frames)
+        steady = event.t - since >= STEADY - 0.5
+        state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
+
+    def _fitting_frames(self, frames: tuple[Frame, ...]) -> dict[str, Frame]:
+        """By signal the innermost frame that fits it."""
         hits = {}
         for signal in self.frame_signals:
-            looked = _callers(signal, event.frames)
+            looked = _callers(signal, frames)
             frame = next((f for f in looked if _frame_fits(signal, f.canonical, f.qualified)), None)
             if frame is not None:
                 hits[signal.id] = frame
-        steady = event.t - since >= STEADY - 0.5
-        state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
+        return hits
 
     def dumped(self, event: Dump) -> None:
         """A Flight Recorder dump; equal ones say that the rank has not moved in between."""

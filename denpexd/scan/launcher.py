@@ -199,6 +199,11 @@ class LauncherReader:
         held = self._held.pop(pid, None)
         return [replace(held.failed, rank=rank)] if held is not None else []
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is held back until it is known whose it is."""
+        return bool(self._held)
+
     def idle(self, t: float, *, end: bool = False) -> list[Event]:
         """Exits whose global rank nobody told: on the only node the local rank is the global one."""
         due = {pid: held for pid, held in self._held.items() if end or t - held.t >= _HOLD}

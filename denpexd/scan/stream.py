@@ -101,6 +101,8 @@ class Stream:
 
     def idle(self, t: float) -> list[Event]:
         """To be called about once a second: what nothing has followed for a second is over."""
+        if not (self._blocks or self._launcher.waits or len(self._carry) > self._taken):
+            return []
         self._begin(t, self._history)
         if len(self._carry) > self._taken and t - self._fed >= _PARTIAL_IDLE:
             self._partial(progress_only=False)

@@ -67,6 +67,8 @@ class World:
         return self
 
     def evidence(self, rank: int, signal: Signal, now: float = 100.0, window: float = 3600.0) -> list[Evidence]:
+        if signal.fact == "raised":  # a rule that came later, as with a reload
+            Intake(Catalog({}, {**TINY.signals, signal.id: signal}), self.job)
         return holds(self.job, self.job.rank(rank), signal, now, window, LIMITS)
 
     def who(self, signal: Signal, now: float = 100.0) -> list[int]:

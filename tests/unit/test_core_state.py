@@ -146,6 +146,7 @@ def test_the_usual_gap_is_that_of_the_rank_that_moves_most_often() -> None:
     for number, gap in ((0, 10.0), (1, 2.0)):
         for _ in range(3):
             state.ranks[number].rhythm.moved(gap, "train")
+            state.moves += 1
     assert state.usual == 2.0
 
 
