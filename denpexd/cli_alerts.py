@@ -5,9 +5,10 @@ from pathlib import Path
 
 import click
 
+from denpexd.completion import incidents_and_files, sinks
 from denpexd.terminal import CONFIG, EXISTING, fail, flags_of, form, say, say_json, settings_of, warn, width
 
-_WHAT = click.argument("what", metavar="[KEY|CASE|BUNDLE]", required=False)
+_WHAT = click.argument("what", metavar="[KEY|CASE|BUNDLE]", required=False, shell_complete=incidents_and_files)
 _STATE = click.option("--state-dir", type=EXISTING, help="Where the daemon keeps its state.")
 # What stands for each kind of sink under --all, where none is configured; nothing is sent.
 _EVERY: dict[str, dict[str, object]] = {
@@ -25,7 +26,7 @@ _EVERY: dict[str, dict[str, object]] = {
 @_WHAT
 @CONFIG
 @_STATE
-@click.option("--sink", "only", help="This sink only.")
+@click.option("--sink", "only", help="This sink only.", shell_complete=sinks)
 @click.option("--all", "everything", is_flag=True, help="Also the kinds of sinks that are not configured.")
 @click.option(
     "--event",
@@ -62,11 +63,11 @@ def render(
         )
     if not found:
         fail(f"{what}: no incident in it, so nothing would be sent")
-    sinks = sinks_to_look_at(settings, only, sys.stdout, width())
+    shown_to = sinks_to_look_at(settings, only, sys.stdout, width())
     rows = [
         {"incident": verdict["key"], "sink": name, "message": shown}
         for verdict in found
-        for name, shown in previews(sinks, verdict, event)
+        for name, shown in previews(shown_to, verdict, event)
     ]
     if form == "json":
         say_json(rows)

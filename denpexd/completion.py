@@ -43,6 +43,11 @@ def incidents(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return [CompletionItem(key, help=what) for key, what in _quiet(_incidents, ctx) if key.startswith(incomplete)]
 
 
+def incidents_and_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The same, and names of files."""
+    return [*incidents(ctx, param, incomplete), CompletionItem(incomplete, type="file")]
+
+
 def _incidents(ctx: click.Context) -> Iterator[tuple[str, str]]:
     import json
 

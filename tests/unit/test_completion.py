@@ -51,6 +51,7 @@ class TestCompletion:
             store.commit(incidents=[{**verdict, "updated_t": 1.0, "opened_t": 1.0, "revision": 1}])
         found = offered("bundle", "--state-dir", str(tmp_path), "run")
         assert found == {"run-7-a0-1-ff": "open: cuda-oom in run-7"}
+        assert offered("render", "--state-dir", str(tmp_path), "run") == found | {"run": None}  # or a file
 
     def test_what_is_wrong_offers_nothing_and_says_nothing(self, tmp_path: Path) -> None:
         (tmp_path / FILE).write_text("no database")
