@@ -46,8 +46,8 @@ from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
 from denpexd.launches import Launches
 from denpexd.node_feed import NodeFeed
-from denpexd.notify.deliver import Deliverer
-from denpexd.notify.in_force import Sinks, alerting
+from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.in_force import OnlyPrints, Sinks, alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
 from denpexd.notify.sinks import make_sinks
@@ -143,6 +143,7 @@ async def run(
     reread: Callable[[], Settings] | None = None,
     keep: Path | None = None,
     hub: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Run until SIGTERM or SIGINT (or until `until` says so). `stream`: where the console sink prints.
 
@@ -151,6 +152,7 @@ async def run(
     `fresh`: of it only unsent alerts are taken over, nothing about files and jobs. `collector`: who answers for the
     processes, those of this node if nobody is given. `keep`: where bundles go, if not into the state folder.
     `hub`: the events come from other daemons, over the broker of the settings, instead of from files.
+    `dry_run`: what would be sent is printed.
     """
     clock = clock or SteadyClock()
     async with AsyncExitStack() as cleanup:
@@ -206,7 +208,8 @@ async def run(
         make = partial(
             printed, client=client, clock=clock, receipts=store, acknowledged=lambda *who: handling.note(*who)
         )
-        sinks = Sinks((lambda new: fenced(make(new), lambda: cast(HubDaemon, daemon))) if hub else make, settings)
+        shown = partial(_printed, make, stream) if dry_run else make
+        sinks = Sinks((lambda new: fenced(shown(new), lambda: cast(HubDaemon, daemon))) if hub else shown, settings)
         uplink = None
         if settings.hub.url and not hub:
             node = settings.hub.node or os.uname().nodename
@@ -226,7 +229,7 @@ async def run(
             def use() -> list[str]:
                 pipeline.judge_by(limits_of(new))
                 reader.use(files)
-                daemon.ledger.desk.use(policy)
+                daemon.ledger.use(policy)
                 deliverer.use(sinks.use(new, destinations))
                 logging.getLogger().setLevel(new.log_level.upper())
                 return at_a_restart(settings, new)
@@ -311,6 +314,10 @@ def _be_quick() -> None:
     sys.setswitchinterval(0.0005)
     gc.collect()
     gc.freeze()
+
+
+def _printed(make: Callable[[Settings], list[Sink]], stream: TextIO, settings: Settings) -> list[Sink]:
+    return [OnlyPrints(sink, stream) for sink in make(settings)]
 
 
 def _listen(host: str, port: int, *, any_port: bool) -> socket.socket:

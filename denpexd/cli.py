@@ -73,6 +73,7 @@ def main() -> None:
 @click.option("--port", type=int, help="Port of metrics and console (default 9464, 0: any free one).")
 @click.option("--state-dir", type=EXISTING, help="Where positions and unsent alerts are kept.")
 @ACTIVE
+@click.option("--dry-run", is_flag=True, help="Send nothing: print what would be sent, to whom and why.")
 @click.option("--no-color", is_flag=True, help="Plain text on the terminal.")
 def run(
     paths: tuple[str, ...],
@@ -81,6 +82,7 @@ def run(
     port: int | None,
     state_dir: Path | None,
     active: str | None,
+    dry_run: bool,
     no_color: bool,
 ) -> None:
     """Watch the logs in PATHS (folders, files, globs, templates like /logs/{job}/rank{rank}.log), or - for a stream.
@@ -90,7 +92,7 @@ def run(
     from denpexd.watch import watch
 
     flags = flags_of(job=job, port=port, state_dir=state_dir, active=active)
-    sys.exit(watch(list(paths), config, flags, color=color(no_color)))
+    sys.exit(watch(list(paths), config, flags, color=color(no_color), dry_run=dry_run))
 
 
 @main.command(name="exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -12,6 +12,7 @@ from denpexd.terminal import (
     ACTIVE,
     CONFIG,
     EXISTING,
+    catalogue,
     color,
     fail,
     flags_of,
@@ -32,10 +33,35 @@ def config() -> None:
 
 @config.command(name="check")
 @CONFIG
-def config_check(config: Path | None) -> None:
-    """Say every mistake of the file and of the DENPEXD_* variables, with its place."""
-    settings_of(config, {})
-    say("the configuration is valid")
+@click.option("--route", "failure", metavar="FAILURE", help="Which sinks an incident of this failure reaches, and why.")
+@click.option("--job", default="job", help="With --route: of this job.")
+@click.option("--severity", type=click.Choice(["critical", "high", "medium", "low"]), help="With --route.")
+@click.option("--node", help="With --route: started on this node.")
+def config_check(config: Path | None, failure: str | None, job: str, severity: str | None, node: str | None) -> None:
+    """Say every mistake of the file and of the DENPEXD_* variables, with its place.
+
+    Also what routes and maintenance ask for that no rule has. Exit code 2 if there is a mistake.
+    """
+    from denpexd.clock import SystemClock
+    from denpexd.notify.in_force import asks_of_rules, reached, unknown_values
+
+    settings = settings_of(config, {})
+    catalog = catalogue(tuple(settings.rules)) if failure is not None or asks_of_rules(settings) else None
+    if catalog is not None and (wrong := unknown_values(settings, catalog)):
+        fail("\n".join(wrong))
+    if catalog is None or failure is None:
+        say("the configuration is valid")
+        return
+    rule = next((r for r in catalog.rules.values() if failure in (r.id, *r.entry.aliases)), None)
+    if rule is None:
+        fail(f"no rule is named {failure}; denpexd search finds its name")
+    known = rule.entry
+    verdict: dict[str, object] = {"key": "key", "job": job, "failure": rule.id, "aliases": list(known.aliases)}
+    verdict |= {"category": known.category, "domain": known.domain, "severity": severity or known.severity}
+    verdict |= {"state": "open", "revision": 1}
+    verdict |= {"initiating_ranks": [0], "nodes": {"0": node}} if node else {}
+    rows = reached(settings, verdict, SystemClock().wall())
+    say("\n".join(table(("sink", "", "why"), rows, width())))
 
 
 @config.command(name="show")

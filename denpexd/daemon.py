@@ -165,6 +165,7 @@ class Daemon:
                 await self._paused(now, self._tick_at)
             self._tick_at = now
             await self._judge(now)
+            self._watch_fixes(now)
             await self.ledger.commit()
             if self.keeper is not None:
                 self.keeper.tick(now)
@@ -178,6 +179,13 @@ class Daemon:
     async def _judge(self, now: float) -> None:
         await self._processes(now)
         await self.handle(self.pipeline.tick(now))
+
+    def _watch_fixes(self, now: float) -> None:
+        """Jobs that train without what was fixed in them: the time counts for the fix."""
+        if watched := self.ledger.history.watched:
+            known = [(name, self.pipeline.jobs[name].core) for name in watched if name in self.pipeline.jobs]
+            trains = [name for name, core in known if not core.is_open and core.job.trains(now)]
+            self.ledger.history.trained(trains, TICK, self.clock.wall())
 
     async def _processes(self, now: float) -> None:
         """Ranks that came or went, told to the job whose files they write; else to the only job there is."""

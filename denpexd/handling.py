@@ -3,8 +3,11 @@
 Every change is on disk before it is answered. What people write is redacted like everything else.
 """
 
+import asyncio
+import json
 import logging
 import math
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -26,6 +29,14 @@ log = logging.getLogger(__name__)
 LONGEST = 366 * 86400.0  # a silence
 
 Body = Mapping[str, object]
+
+MOST_FOUND = 200
+_FOUND = (
+    "SELECT updated, key, verdict FROM incidents WHERE (? = '' OR job = ?) AND (? = '' OR failure = ?) AND (? = ''"
+    " OR EXISTS (SELECT 1 FROM json_each(verdict, '$.nodes') WHERE value = ?))"
+    " AND (? = '' OR verdict LIKE ? ESCAPE '\\') AND (updated, key) < (?, ?)"
+    " ORDER BY updated DESC, key DESC LIMIT ?"
+)
 
 
 class _Asked(BaseModel):
@@ -105,12 +116,34 @@ class Handling:
         by, note = redact(asked.by)[0], redact(asked.note)[0]
         one = Acknowledgement(key, self._daemon.clock.wall(), by, note, asked.close or closed)
         ledger.book.acknowledge(one)
+        if one.closed:
+            ledger.history.fixed(one, verdict)
         if asked.close and not closed:
             await self._close(key)
         else:
             ledger.say(key)
         await ledger.commit()
         return dict(ledger.incidents[key])
+
+    def fixes(self) -> list[dict[str, object]]:
+        """What was done about failures, newest first, and whether they have stayed away."""
+        history = self._daemon.ledger.history
+        return [one.plain(history.window) for one in sorted(history.fixes.values(), key=lambda one: -one.t)]
+
+    async def history(self, asked: Mapping[str, str]) -> dict[str, object]:
+        """Incidents of the state, last changed first: `job`, `failure`, `node`, `q`, `limit`, `cursor`."""
+        limit = asked.get("limit", "50")
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MOST_FOUND):
+            raise RequestError(400, f"limit is {limit[:20]!r}; give a number from 1 to {MOST_FOUND}")
+        place = _place(asked.get("cursor"))
+        wanted = [asked.get(name, "")[:500] for name in ("job", "failure", "node")]
+        # The state holds JSON in ASCII; a text is looked for as it stands there.
+        text = re.sub(r"([%_\\])", r"\\\1", json.dumps(asked.get("q", "")[:500])[1:-1])
+        values = [value for one in wanted for value in (one, one)] + [text, f"%{text}%", *place, int(limit) + 1]
+        rows = await asyncio.to_thread(self._daemon.store.rows, _FOUND, values)
+        page = rows[: int(limit)]
+        more = f"{page[-1][0]!r}:{page[-1][1]}" if len(rows) > len(page) else None
+        return {"incidents": [json.loads(verdict) for _, _, verdict in page], "next": more}
 
     def note(self, key: str, by: str) -> None:
         """Somebody has acknowledged an open incident at a receiver; that it is still so is not said again."""
@@ -141,6 +174,17 @@ class Handling:
             outcome = Outcome()
             outcome.add(str(verdict["job"]), [], over)
         await daemon.handle(outcome)
+
+
+def _place(cursor: str | None) -> tuple[float, str]:
+    """Where a page ended: when its last incident had changed, and its key."""
+    if cursor is None:
+        return math.inf, ""
+    at, colon, key = cursor.partition(":")
+    try:
+        return float(at if colon else "wrong"), key
+    except ValueError:
+        raise RequestError(400, "this is no cursor of ours; take `next` of the page before as it is") from None
 
 
 def _read(model: type[Any], body: Body) -> Any:

@@ -17,6 +17,7 @@ from denpexd.notify.book import Book
 from denpexd.notify.database import Statement
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.desk import Alerting, Desk
+from denpexd.notify.history import History
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, revision_of
 from denpexd.notify.redact import redact_verdict
@@ -79,6 +80,7 @@ class Ledger:
         self.forgotten = 0  # lines of the journal that waited for the disk in vain
         self.incidents: dict[str, Verdict] = {str(v["key"]): v for v in reversed(store.incidents(None, KEPT))}
         self.book = Book(store.rows, clock.wall())
+        self.history = History(store.rows, alerting.fix_window)
         self.desk = Desk(alerting, self.book, store.sent, deliverer.well)
         self.desk.resume(self.incidents, clock.wall())
         self._ends: dict[tuple[object, object], str] = {}  # the incident of each job and failure that ended last
@@ -103,6 +105,11 @@ class Ledger:
             self._remember(change.verdict)
             self._ended(change.verdict)
         return told
+
+    def use(self, alerting: Alerting) -> None:
+        """Other settings from now on."""
+        self.desk.use(alerting)
+        self.history.window = alerting.fix_window
 
     def say(self, key: str) -> None:
         """An incident has been acknowledged: whoever was told of it is told that, too."""
@@ -159,6 +166,7 @@ class Ledger:
             verdict["opened_t"] = self.incidents.get(same[0], verdict)["opened_t"]
             if isinstance(change, Closed):
                 del self._same[key]
+        self.history.note(verdict, self._clock.wall())
         return replace(change, verdict=self._with_more(verdict))
 
     def _came_back(self, verdict: Verdict) -> Verdict | None:
@@ -183,6 +191,8 @@ class Ledger:
             more["tags"] = dict(tags)
         if (said := self.book.acknowledged.get(str(verdict["key"]))) is not None:
             more["acknowledged"] = said.plain()
+        if (before := self.history.of(verdict, self._clock.wall())) is not None:
+            more["history"] = before
         return {**verdict, **more}
 
     def _remember(self, verdict: Verdict) -> None:
@@ -203,7 +213,7 @@ class Ledger:
         async with self._writing:
             self._look_what_is_due(last=last)
             batch, self._pending = self._pending, _Batch()
-            positions, more = self._positions(), self.book.take()
+            positions, more = self._positions(), self.book.take() | self.history.take()
             beside = None if self._beside is None else self._beside.cut()
             if not (positions or batch or more or beside is not None):
                 return

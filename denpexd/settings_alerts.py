@@ -148,6 +148,9 @@ class Alerts(Section):
     flap: Annotated[Duration, Field(ge=0, le=86400)] = Field(
         default=600.0, description="a failure that comes back to its job so soon after its end is the same incident"
     )
+    fix_window: Annotated[Duration, Field(ge=60, le=90 * 86400)] = Field(
+        default=86400.0, description="training time without the failure after which a fix has held"
+    )
     maintenance: Annotated[list[Maintenance], Field(max_length=200)] = Field(
         default_factory=list, description="times in which all waits but the ends of what was told"
     )

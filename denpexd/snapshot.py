@@ -90,6 +90,9 @@ class DaemonView:
             notifications=dict(daemon.deliverer.counters),
             task_restarts=dict(daemon.supervisor.restarts),
             state_write_errors=daemon.store.counters["state_write_errors"],
+            state_recoveries=int(daemon.store.recovered is not None),
+            silences=sum(one.state(now) == "active" for one in daemon.ledger.book.silences.values()),
+            fixes=daemon.ledger.history.counts,
             loop_lag_seconds=daemon.lag,
             redactions=daemon.store.counters["redactions"],
             evidence_seconds=dict(daemon.collector.seconds),
@@ -127,6 +130,8 @@ class DaemonView:
             "incident": len(daemon.ledger.incidents),
             "held": daemon.ledger.held,
             **daemon.reader.kept,
+            **daemon.ledger.book.kept,
+            **daemon.ledger.history.kept,
             **daemon.store.kept,
         }
 

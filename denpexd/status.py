@@ -15,8 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from denpexd.client import Client
 from denpexd.clock import Clock
 from denpexd.errors import DaemonError
-from denpexd.notify.message import acknowledged
-from denpexd.notify.render import Page, kind_word, who
+from denpexd.notify.render import Page, acknowledged, kind_word, who
 from denpexd.notify.text import one_line
 from denpexd.terminal import table
 from denpexd.web.page import byte_size, duration

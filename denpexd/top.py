@@ -17,8 +17,7 @@ from textual.widgets import DataTable, Footer, Static
 from textual.worker import get_current_worker
 
 from denpexd.errors import DenpexdError
-from denpexd.notify.message import acknowledged
-from denpexd.notify.render import kind_word, report, who
+from denpexd.notify.render import acknowledged, kind_word, report, who
 from denpexd.notify.text import one_line, printable
 from denpexd.status import Standing, Verdict, job_state
 from denpexd.web.page import duration

@@ -26,8 +26,13 @@ from denpexd.workfolder import work_folder
 log = logging.getLogger(__name__)
 
 
-def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool) -> int:
-    """Run the daemon on paths; "-" stands for standard input, which is passed on to standard output."""
+def watch(
+    paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, color: bool, dry_run: bool = False
+) -> int:
+    """Run the daemon on paths; "-" stands for standard input, which is passed on to standard output.
+
+    `dry_run`: nothing is sent but printed, on a state of its own, so that a daemon at work loses no message by it.
+    """
     with contextlib.ExitStack() as cleanup:
         chosen, stream, until, pipe = list(paths), sys.stdout, None, None
         if "-" in chosen:
@@ -39,10 +44,14 @@ def watch(paths: Sequence[str], config: Path | None, flags: dict[str, Any], *, c
                 flags = {**flags, "job": job_name("stdin")}
             process = relay.process
             until = _Until(process)
+        if dry_run:
+            folder, _ = cleanup.enter_context(work_folder("denpexd-dry-run-"))
+            flags = {**flags, "state_dir": str(folder)}
         if chosen:
             flags = {**flags, "paths": chosen}
         name = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        return run_daemon(config, flags, stream=stream, color=color, until=until, pipe=pipe, beside=f"run-{name}")
+        more: dict[str, Any] = {"pipe": pipe, "beside": f"run-{name}", "dry_run": dry_run}
+        return run_daemon(config, flags, stream=stream, color=color, until=until, **more)
 
 
 def job_name(what: str) -> str:
@@ -84,6 +93,7 @@ def run_daemon(
     until: Any = None,
     pipe: int | None = None,
     beside: str = "run",
+    dry_run: bool = False,
 ) -> int:
     """Load the settings and run the daemon in this process.
 
@@ -104,10 +114,20 @@ def run_daemon(
 
     settings = read()
     log_to_stderr(settings.log_level)
-    any_port = not is_chosen(config, flags, "web", "port")
+    any_port = dry_run or not is_chosen(config, flags, "web", "port")
     state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else beside)
     return asyncio.run(
-        run(settings, stream=stream, color=color, until=until, reread=read, pipe=pipe, any_port=any_port, state=state)
+        run(
+            settings,
+            stream=stream,
+            color=color,
+            until=until,
+            reread=read,
+            pipe=pipe,
+            any_port=any_port,
+            state=state,
+            dry_run=dry_run,
+        )
     )
 
 

@@ -334,6 +334,10 @@ class JobState:
         moving = [s for s in self.ranks.values() if s.moves]
         return max(moving, key=lambda s: (s.moves, -s.rank)) if moving else None
 
+    def trains(self, now: float) -> bool:
+        """Whether it has moved lately: within ten of its usual gaps, or two minutes."""
+        return self.moved_t is not None and now - self.moved_t <= max(120.0, 10 * (self.usual or 0.0))
+
     def silence(self, now: float) -> float:
         """Seconds since anything moved (or since we started to look, or could look again)."""
         last = self.moved_t if self.moved_t is not None else self.started_t

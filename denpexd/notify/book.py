@@ -95,6 +95,11 @@ class Book:
         taken, self._changes = self._changes, {}
         return taken
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """Entries in memory, by kind."""
+        return {"silence": len(self.silences), "acknowledged": len(self.acknowledged), "decided": len(self._last)}
+
     # --- silences ---------------------------------------------------------------------------------------------------
 
     def put_silence(self, silence: Silence) -> None:

@@ -49,7 +49,14 @@ class Alerting:
     routes: Sequence[Route] = ()
     maintenance: Sequence[Maintenance] = ()
     flap: float = 600.0
+    fix_window: float = 86400.0
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+def under_maintenance(alerting: Alerting, verdict: Verdict, now: float) -> str:
+    """The name of the maintenance that holds for an incident, "" if none does."""
+    tags, times = alerting.tags, alerting.maintenance
+    return next((one.name for one in times if one.window.holds(now) and one.match.matches(verdict, tags)), "")
 
 
 class Desk:
@@ -178,14 +185,7 @@ class Desk:
         return Moment(
             now,
             silence=self.book.silence_of(verdict, alerting.tags, now),
-            maintenance=next(
-                (
-                    one.name
-                    for one in alerting.maintenance
-                    if one.window.holds(now) and one.match.matches(verdict, alerting.tags)
-                ),
-                "",
-            ),
+            maintenance=under_maintenance(alerting, verdict, now),
             acknowledged=self.acknowledged(key),
             told_together=held.revision if held is not None and held.reason == TOGETHER else 0,
             flap=alerting.flap,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from denpexd.notify.policy import Verdict
-from denpexd.notify.render import kind_word, origin, who
+from denpexd.notify.render import acknowledged, history, kind_word, origin, who
 from denpexd.notify.text import (
     UNIX_SINCE,
     cut,
@@ -27,7 +27,7 @@ from denpexd.notify.text import (
 
 FACTS = (
     *("job", "started by", "victims", "not heard", "since", "idle so far"),
-    *("acknowledged", "severity", "certainty", "a matter of"),
+    *("seen before", "acknowledged", "severity", "certainty", "a matter of"),
 )
 """The names of all facts, in the order in which they are told."""
 TITLE = 250
@@ -151,21 +151,13 @@ def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
         few(unheard) if unheard else "",
         moment(verdict.get("opened_t")) + (f", step {step}" if step else ""),
         idle(verdict, now),
+        history(verdict),
         acknowledged(verdict),
         one_line(verdict.get("severity")),
         certainty,
         domain,
     )
     return [(name, value) for name, value in zip(FACTS, told, strict=True) if value]
-
-
-def acknowledged(verdict: Verdict) -> str:
-    """`by anna: cable swapped`; empty where nobody has taken it on."""
-    said = verdict.get("acknowledged")
-    if not isinstance(said, Mapping):
-        return ""
-    note = one_line(said.get("note"))
-    return cut_chars(f"by {one_line(said.get('by')) or 'somebody'}" + (f": {note}" if note else ""), 400)
 
 
 def where(verdict: Verdict) -> str:

@@ -14,6 +14,7 @@ from denpexd.notify.text import (
     cells,
     changes,
     cut,
+    cut_chars,
     excerpt,
     items,
     moment,
@@ -143,12 +144,29 @@ def _facts(verdict: Verdict, page: Page) -> None:
             "severity",
             f"{one_line(verdict.get('severity'))}, a matter of {one_line(verdict.get('domain') or 'unknown')}",
         ),
+        ("seen before", history(verdict)),
+        ("taken on", acknowledged(verdict)),
         ("incident", f"{one_line(verdict.get('key'))}, revision {one_line(verdict.get('revision'))}"),
     )
     page.lines.append("")
     page.lines += [
         f"  {page.paint(f'{name:<11}', 'dim')}{page.cut(value, page.width - 13)}" for name, value in rows if value
     ]
+
+
+def history(verdict: Verdict) -> str:
+    """How often this was seen before, where, and what was done about it; empty where nothing is known."""
+    known = verdict.get("history")
+    return cut_chars(one_line(known.get("text")), 300) if isinstance(known, Mapping) else ""
+
+
+def acknowledged(verdict: Verdict) -> str:
+    """`by anna: cable swapped`; empty where nobody has taken it on."""
+    said = verdict.get("acknowledged")
+    if not isinstance(said, Mapping):
+        return ""
+    note = one_line(said.get("note"))
+    return cut_chars(f"by {one_line(said.get('by')) or 'somebody'}" + (f": {note}" if note else ""), 400)
 
 
 def _evidence(verdict: Verdict, page: Page) -> None:

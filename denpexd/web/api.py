@@ -101,6 +101,8 @@ def create_app(
                 ("/api/v1/failures/{failure}", rest.failure),
                 ("/api/v1/rules", rest.rules),
                 ("/api/v1/silences", changes.silences),
+                ("/api/v1/history", changes.history),
+                ("/api/v1/fixes", changes.fixes),
                 ("/api/v1/events", rest.events),
                 ("/api/v1/schema", rest.schema),
                 ("/api/v1/openapi.json", rest.openapi),

@@ -1,4 +1,7 @@
-"""The part of the API that changes something: silences and acknowledgements. The gate lets no other site's page ask."""
+"""The part of the API about what people do: silences, acknowledgements, fixes, and what is remembered of all that.
+
+The gate lets no page of another site ask for a change.
+"""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from denpexd.errors import RequestError
+from denpexd.web.rest import query
 from denpexd.web.view import Actions
 
 MAX_BODY = 64 * 1024
@@ -18,9 +22,20 @@ class Changes:
     def __init__(self, actions: Actions | None) -> None:
         self._given = actions
 
+    async def history(self, request: Request) -> Response:
+        """GET /api/v1/history."""
+        asked = query(request, {"job", "failure", "node", "q", "limit", "cursor"})
+        return JSONResponse(await self._actions.history(asked))
+
+    async def fixes(self, request: Request) -> Response:
+        """GET /api/v1/fixes."""
+        query(request, frozenset())
+        return JSONResponse({"fixes": list(self._actions.fixes())})
+
     async def silences(self, request: Request) -> Response:
         """GET /api/v1/silences."""
-        return JSONResponse({"silences": list(self._actions.silences(request.query_params.get("state")))})
+        state = query(request, {"state"}).get("state")
+        return JSONResponse({"silences": list(self._actions.silences(state))})
 
     async def add_silence(self, request: Request) -> Response:
         """POST /api/v1/silences."""

@@ -136,6 +136,16 @@ def _paths() -> dict[str, Any]:
                 requestBody=_json(_ref("Acknowledge"), {"by": "anna", "note": "cable swapped"}, required=False),
             )
         },
+        "/api/v1/history": get(
+            "history", "Incidents that are kept in the state, last changed first.",
+            _list("incidents", {"type": "object"}, next=CURSOR),
+            parameters=[
+                FILTERS[1], FILTERS[2], _query("node", TEXT, "With a rank on this node only."),
+                _query("q", TEXT, "With this text anywhere in them only."), *_page(200, 50),
+            ],
+        ),
+        "/api/v1/fixes": get("fixes", "What was done about failures, and whether they stayed away.",
+                             _list("fixes", _ref("Fix"))),
         "/api/v1/silences": {
             **get("silences", "Silences, newest first.", _list("silences", _ref("Silence")), parameters=[_STATE]),
             "post": _operation(
@@ -228,6 +238,11 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
     times = {"starts_t": NUMBER, "ends_t": NUMBER}
     state = {"enum": ["pending", "active", "expired"]}
     lasting = {"type": "string", "description": "Such as 2h; this or ends_t."}
+    fix = {
+        **dict.fromkeys(("key", "job", "failure", "by", "note"), TEXT), "t": NUMBER, "observed_seconds": COUNT,
+        "window_seconds": NUMBER, "state": {"enum": ["pending", "held", "came_back", "unknown"]},
+        "decided_t": _maybe("number"), "again": {**_maybe("string"), "description": "The incident that came back."},
+    }  # fmt: skip
     ack = {"by": TEXT, "note": TEXT, "close": {"type": "boolean", "default": False}}
     # References of a schema that stands inside another document would lead nowhere.
     whole: dict[str, Any] = json.loads(json.dumps(verdict).replace("#/$defs/", "#/components/schemas/"))
@@ -242,6 +257,7 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
         "Failure": {"type": "object", "required": ["id", "title", "quick_answer", "remediation"]},
         "Pack": _object(pack),
         "Match": match,
+        "Fix": _object(fix),
         "Silence": _object({"id": TEXT, "match": _ref("Match"), **times, "created_t": NUMBER, **said, "state": state}),
         "NewSilence": _object(
             {"match": _ref("Match"), "for": lasting, **times, **said}, optional=("for", *times, *said)

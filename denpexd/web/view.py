@@ -99,7 +99,8 @@ class Stats:
 
     `files` by state, `read_errors` by errno name, `notifications` by (sink, outcome: sent | retried | dead),
     `evidence_seconds` by kind, `evidence_outcomes` (looks) by (kind, outcome), `incidents` (counted once, when settled)
-    and `incidents_open` (now) by IncidentLabels, `fingerprint_hits` by (job, failure), `config_reloads` by outcome
+    and `incidents_open` (now) by IncidentLabels, `fixes` by (job, failure, state of the fix),
+    `fingerprint_hits` by (job, failure), `config_reloads` by outcome
     (taken, refused), `bundles` by outcome (written, failed, skipped, aged, evicted), `config_taken_at` in Unix seconds,
     `rules` (in force) and `rule_errors` by pack, `kept` (entries of each table now) and `forgotten` (entries that had
     to go) by kind, `detect_seconds` by category (how many within each of DETECT_BOUNDS and above, their sum),
@@ -123,6 +124,9 @@ class Stats:
     outbox_oldest_seconds: float = 0.0
     notifications: Mapping[tuple[str, str], int] = field(default_factory=dict)
     state_write_errors: int = 0
+    state_recoveries: int = 0
+    silences: int = 0
+    fixes: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     task_restarts: Mapping[str, int] = field(default_factory=dict)
     loop_lag_seconds: float = 0.0
     redactions: int = 0
@@ -154,6 +158,14 @@ class Actions(Protocol):
 
     def silences(self, state: str | None) -> Sequence[Mapping[str, object]]:
         """Newest first; `state` is "pending", "active", "expired" or None for all."""
+        ...
+
+    def fixes(self) -> Sequence[Mapping[str, object]]:
+        """What was done about failures, newest first."""
+        ...
+
+    async def history(self, asked: Mapping[str, str]) -> Mapping[str, object]:
+        """A page of the incidents that are kept."""
         ...
 
     async def add_silence(self, body: Mapping[str, object]) -> Mapping[str, object]: ...

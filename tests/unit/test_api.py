@@ -415,6 +415,7 @@ class TestSchema:
             "stopped_t",
             "tags",
             "acknowledged",
+            "history",
         }  # stored verdicts may lack them
 
     @pytest.mark.parametrize("key", sorted(VERDICT))

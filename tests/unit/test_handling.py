@@ -1,12 +1,14 @@
 """What people do about alerts, over the real API of a real daemon: silences and acknowledgements that survive it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from click.testing import CliRunner
 
@@ -19,13 +21,14 @@ from denpexd.core.events import Closed, Opened, Updated
 from denpexd.daemon import Daemon
 from denpexd.handling import Handling
 from denpexd.notify.outbox import Store
+from denpexd.notify.render import report
 from denpexd.pipeline import Outcome, Pipeline
 from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
-from denpexd.web.api import create_app
+from denpexd.web.api import create_app, verdict_schema
 
 from .test_daemon import TINY, Files, Processes
 
@@ -311,3 +314,89 @@ class TestCommandLine:
             0,
             "k is closed, acknowledged: done\n",
         )
+
+
+class TestHistory:
+    async def test_an_alert_tells_how_often_and_where_and_what_was_done(
+        self, tmp_path: Path, clock: ManualClock
+    ) -> None:
+        async with started(tmp_path, clock, alerts={"flap": "0s"}) as site:
+            await site.say(Opened, key="first")
+            assert "history" not in site.daemon.ledger.incidents["first"]
+            await site.client.post("/api/v1/incidents/first/ack", json={"by": "anna", "note": "cable", "close": True})
+            await site.later(3600)
+            await site.say(Opened, key="elsewhere", job="bert")
+            await site.say(Closed, key="elsewhere", job="bert", state="closed", revision=2)
+            await site.later(7200)
+        async with started(tmp_path, clock, alerts={"flap": "0s"}) as site:  # it is in the state
+            await site.say(Opened, key="second")
+            told = site.daemon.ledger.incidents["second"]["history"]
+            assert isinstance(told, dict)
+            assert (told["in_job"], told["elsewhere"], told["on_node"]) == (1, 1, {"gpu-17": 2})
+            assert told["text"] == (
+                "once in this job, once in others, 2 times on gpu-17, last 2 h ago;"
+                " fixed by anna 3 h ago: cable - it has come back"
+            )
+            schema = json.loads(verdict_schema())["properties"]["history"]
+            jsonschema.validate(told, schema)
+            (row,) = [row for row in site.store.due(1e12) if row.delivery.key == "second"]
+            assert "it has come back" in report(row.delivery.verdict, color=False, width=200)
+
+    async def test_a_fix_has_held_after_enough_training(self, tmp_path: Path, clock: ManualClock) -> None:
+        async with started(tmp_path, clock) as site:
+            history = site.daemon.ledger.history
+            await site.say(Opened)
+            await site.say(Closed, revision=2, state="closed")
+            assert history.watched == frozenset()
+            await site.client.post("/api/v1/incidents/k/ack", json={"note": "cable"})
+            assert history.watched == {"llama"}
+            history.trained(["bert"], 90_000.0, clock.wall())
+            history.trained(["llama"], 80_000.0, clock.wall())
+            await site.later(60)
+        async with started(tmp_path, clock) as site:
+            (fix,) = (await site.client.get("/api/v1/fixes")).json()["fixes"]
+            assert (fix["state"], fix["observed_seconds"], fix["note"]) == ("pending", 80_000, "cable")
+            site.daemon.ledger.history.trained(["llama"], 7000.0, clock.wall())
+            (fix,) = (await site.client.get("/api/v1/fixes")).json()["fixes"]
+            assert (fix["state"], fix["decided_t"]) == ("held", clock.wall())
+            await site.later(9 * 86400)
+            await site.say(Opened, key="again")
+            (fix,) = (await site.client.get("/api/v1/fixes")).json()["fixes"]
+            assert (fix["state"], fix["again"]) == ("came_back", "again")
+
+    async def test_of_a_job_that_hardly_trains_it_cannot_be_told(self, tmp_path: Path, clock: ManualClock) -> None:
+        async with started(tmp_path, clock, alerts={"fix_window": "1h"}) as site:
+            await site.say(Opened)
+            await site.client.post("/api/v1/incidents/k/ack", json={"close": True})
+            site.daemon.ledger.history.trained([], 1.0, clock.wall() + 13 * 3600)
+            assert site.daemon.ledger.history.fixes["k"].state == "pending"
+            site.daemon.ledger.history.trained([], 1.0, clock.wall() + 15 * 3600)
+            assert site.daemon.ledger.history.fixes["k"].state == "unknown"
+
+    async def test_what_is_over_is_found_by_job_failure_node_and_text(self, tmp_path: Path, clock: ManualClock) -> None:
+        async with started(tmp_path, clock) as site:
+            for n in range(5):
+                job = f"job{n}"
+                await site.say(Opened, key=f"k{n}", job=job, nodes={"3": f"gpu-{n % 2}"}, summary=f"50% naïve_{n}")
+                await site.say(Closed, key=f"k{n}", job=job, nodes={"3": f"gpu-{n % 2}"}, revision=2, state="closed")
+                await site.later(60)
+
+            async def keys(**asked: str) -> list[str]:
+                answer = await site.client.get("/api/v1/history", params=asked)
+                assert answer.status_code == 200, answer.text
+                return [v["key"] for v in answer.json()["incidents"]]
+
+            assert await keys() == ["k4", "k3", "k2", "k1", "k0"]
+            assert await keys(job="job3") == ["k3"]
+            assert await keys(node="gpu-1") == ["k3", "k1"]
+            assert await keys(failure="other") == []
+            assert await keys(q="GPU-17") == []
+            first = (await site.client.get("/api/v1/history?limit=2")).json()
+            assert [v["key"] for v in first["incidents"]] == ["k4", "k3"]
+            assert await keys(limit="9", cursor=first["next"]) == ["k2", "k1", "k0"]
+            for wrong in ("limit=0", "limit=x", "cursor=x", "jobb=x"):
+                assert (await site.client.get(f"/api/v1/history?{wrong}")).status_code == 400
+            assert await keys(q="50%") == []  # the last word of each had no summary
+            await site.say(Opened, key="new", job="job9", summary="50% naïve_x")
+            assert await keys(q="50% naïve_X") == ["new"]
+            assert await keys(q="50_ na") == []

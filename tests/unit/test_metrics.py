@@ -44,8 +44,8 @@ denpexd_redactions_total denpexd_evidence_seconds denpexd_evidence_pause_seconds
 denpexd_config_last_reload_successful denpexd_config_reloads_total denpexd_rules denpexd_rule_errors
 denpexd_config_last_reload_success_timestamp_seconds denpexd_scan_engine_info denpexd_blind
 denpexd_bundles_total denpexd_bundle_bytes denpexd_recording_bytes
-denpexd_kept denpexd_forgotten_total
 denpexd_hub_messages_total denpexd_hub_waiting denpexd_hub_nodes denpexd_hub_partitions denpexd_hub_alone
+denpexd_kept denpexd_forgotten_total denpexd_state_recoveries_total denpexd_silences denpexd_fixes
 """,
 )
 
@@ -70,6 +70,9 @@ FULL = Stats(
     notifications={("slack", "sent"): 9, ("slack", "dead"): 1},
     task_restarts={"read": 2},
     state_write_errors=10,
+    state_recoveries=1,
+    silences=2,
+    fixes={("run-7", "cuda-oom", "held"): 1},
     loop_lag_seconds=0.011,
     redactions=12,
     evidence_seconds={"stacks": 0.25},
@@ -217,6 +220,9 @@ async def test_every_count_appears_with_its_value(pool):
         "denpexd_notify_total{outcome=dead,sink=slack}": 1,
         "denpexd_task_restarts_total{task=read}": 2,
         "denpexd_state_write_errors_total": 10,
+        "denpexd_state_recoveries_total": 1,
+        "denpexd_silences": 2,
+        "denpexd_fixes{failure=cuda-oom,state=held,training_job=run-7}": 1,
         "denpexd_loop_lag_seconds": 0.011,
         "denpexd_redactions_total": 12,
         "denpexd_evidence_seconds_count{kind=stacks}": 5,

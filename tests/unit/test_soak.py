@@ -27,7 +27,7 @@ from denpexd.errors import DeliveryError
 from denpexd.ingest import open_files
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
-from denpexd.notify import outbox
+from denpexd.notify import book, history, outbox
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.outbox import Store
 from denpexd.notify.rows import Row
@@ -202,6 +202,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "PRUNE_EVERY", 16)
     monkeypatch.setattr(outbox, "MAX_TOLD", 200)
     monkeypatch.setattr(ledger, "KEPT", 100)
+    monkeypatch.setattr(history, "MAX_CLOSED", 100)
+    monkeypatch.setattr(book, "MAX_TOLD", 100)
     monkeypatch.setattr(pipeline, "MOST_COUNTED", 50)
     monkeypatch.setattr(reader, "LEFT_FOR", 3600.0)
     monkeypatch.setattr(open_files, "_REMEMBERED", 40)  # few, where inodes are used again soon

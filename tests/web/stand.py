@@ -183,6 +183,14 @@ class Stand:
     def silences(self, state: str | None) -> Sequence[dict[str, Any]]:
         return [one for one in self.silenced if state in (None, one["state"])]
 
+    def fixes(self) -> Sequence[dict[str, Any]]:
+        said = {"key": "old", "job": "run-7", "failure": "syncbn-eval-rank0", "t": T, "by": "anna", "note": "all ranks"}
+        watched = {"observed_seconds": 3600, "window_seconds": 86400.0, "state": "pending"}
+        return [said | watched | {"decided_t": None, "again": None}]
+
+    async def history(self, asked: Mapping[str, str]) -> dict[str, Any]:
+        return {"incidents": [v for v in self.verdicts if v["job"] == asked.get("job", v["job"])], "next": None}
+
     async def add_silence(self, body: Mapping[str, Any]) -> dict[str, Any]:
         said = {name: body.get(name, "") for name in ("by", "comment")}
         times = {"starts_t": T, "ends_t": T + 7200.0, "created_t": T}
