@@ -157,7 +157,7 @@ class Rest:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _json(self, make: Callable[[], object]) -> Response:
-        content = await self._off_loop(lambda: json.dumps(make(), default=jsonable, separators=(",", ":")).encode())
+        content = await self._off_loop(lambda: in_pieces(make()).encode())
         return Response(content, media_type="application/json")
 
 
@@ -285,6 +285,16 @@ def plain(job: JobView, *, ranks: bool = True) -> dict[str, object]:
     if ranks:
         values["ranks"] = [rank._asdict() for rank in job.ranks]
     return values
+
+
+def in_pieces(value: object, depth: int = 4) -> str:
+    """A value as JSON, made in small pieces down to a depth: one call on thousands of ranks would hold up the loop."""
+    if depth and isinstance(value, Mapping):
+        pairs = (f"{json.dumps(str(name))}:{in_pieces(one, depth - 1)}" for name, one in value.items())
+        return "{" + ",".join(pairs) + "}"
+    if depth and isinstance(value, list | tuple):
+        return "[" + ",".join(in_pieces(one, depth - 1) for one in value) + "]"
+    return json.dumps(value, default=jsonable, separators=(",", ":"))
 
 
 def _entry(entry: Entry) -> dict[str, object]:
