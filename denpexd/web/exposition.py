@@ -96,7 +96,7 @@ def _number(value: Value) -> str:
 
 
 def _text(names: Sequence[str], values: Labels) -> str:
-    pairs = (f'{name}="{_label(value)}"' for name, value in zip(names, values, strict=True))
+    pairs = sorted(f'{name}="{_label(value)}"' for name, value in zip(names, values, strict=True))
     return f"{{{','.join(pairs)}}}" if names else ""
 
 

@@ -243,7 +243,7 @@ async def test_the_daemon_finds_the_hang_and_alarms(capsys: pytest.CaptureFixtur
     assert "Fwww" in out
     assert "Idempotency-Key: demo-" in out
     assert json.dumps("syncbatchnorm-single-rank-eval-deadlock") in out
-    assert 'denpexd_incident_open{failure="syncbatchnorm-single-rank-eval-deadlock",training_job="demo"} 1.0' in out
+    assert 'denpexd_incident_open{failure="syncbatchnorm-single-rank-eval-deadlock",training_job="demo"} 1' in out
     assert "✔ found" in out
 
 
