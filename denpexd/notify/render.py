@@ -5,7 +5,7 @@ out before (`redact`).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from denpexd.notify.policy import Verdict
 from denpexd.notify.text import (
@@ -90,15 +90,18 @@ def who(verdict: Verdict) -> str:
     return rank_words(initiating) + (f" of {len(world)}" if whole and len(world) > len(initiating) else "")
 
 
-def report(verdict: Verdict, *, color: bool, width: int, whole: bool = False) -> str:
+def report(
+    verdict: Verdict, *, color: bool, width: int, whole: bool = False, also: Sequence[tuple[str, str]] = ()
+) -> str:
     """The whole report for a terminal of `width` columns, without a line end at the end.
 
+    `also`: further facts by name, at most 10 characters, never cut.
     `whole`: headline and facts are not cut, for a file or a pipe, where nothing runs over an edge.
     """
     page = Page(color, width, whole)
     page.lines.append(_first_line(verdict, page))
     page.text(string(verdict, "quick_answer"))
-    _facts(verdict, page)
+    _facts(verdict, page, also)
     page.section("What happened", string(verdict, "root_cause"))
     _evidence(verdict, page)
     _stacks(verdict, page)
@@ -126,7 +129,7 @@ def _first_line(verdict: Verdict, page: Page) -> str:
     return f"{start}  {who(verdict)}  {page.paint(title, 'head')}  ({page.paint(certainty, certainty)})"
 
 
-def _facts(verdict: Verdict, page: Page) -> None:
+def _facts(verdict: Verdict, page: Page, also: Sequence[tuple[str, str]]) -> None:
     nodes = verdict.get("nodes")
     at = {str(rank): node for rank, node in nodes.items()} if isinstance(nodes, Mapping) else {}
     initiating = ranks(verdict, "initiating_ranks")
@@ -149,9 +152,9 @@ def _facts(verdict: Verdict, page: Page) -> None:
         ("incident", f"{one_line(verdict.get('key'))}, revision {one_line(verdict.get('revision'))}"),
     )
     page.lines.append("")
-    page.lines += [
-        f"  {page.paint(f'{name:<11}', 'dim')}{page.cut(value, page.width - 13)}" for name, value in rows if value
-    ]
+    cut_rows = [(name, page.cut(value, page.width - 13)) for name, value in rows]
+    # Links among the further ones are there to be copied: never cut.
+    page.lines += [f"  {page.paint(f'{name:<11}', 'dim')}{value}" for name, value in (*cut_rows, *also) if value]
 
 
 def history(verdict: Verdict) -> str:

@@ -14,7 +14,7 @@ import httpx
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Deliverer, Sink
-from denpexd.notify.message import Links, summary_text
+from denpexd.notify.message import Links, acknowledged, idle, summary_text
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Verdict, revision_of
 from denpexd.notify.post import new_client
@@ -28,6 +28,7 @@ from denpexd.notify.sinks_pagerduty import Acknowledged, PagerDutySink
 from denpexd.notify.sinks_slack import Receipts, SlackSink
 from denpexd.notify.sinks_webhook import WebhookSink
 from denpexd.notify.storm import notice
+from denpexd.notify.text import one_line
 from denpexd.settings import Settings
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
@@ -45,8 +46,8 @@ class ConsoleSink:
 
     max_attempts: int | None = 1
 
-    def __init__(self, name: str, stream: TextIO, *, color: bool, width: int) -> None:
-        self.name = name
+    def __init__(self, name: str, stream: TextIO, links: Links, *, color: bool, width: int) -> None:
+        self.name, self._links = name, links
         self._stream, self._color, self._width = stream, color, width
         self._whole = stream.closed or not stream.isatty()  # a file has room for whole headlines
 
@@ -60,7 +61,10 @@ class ConsoleSink:
         verdict = row.delivery.verdict
         if row.delivery.event == "closed":
             return "✔ " + summary_text(verdict, 500)[0]
-        return report(verdict, color=self._color, width=self._width, whole=self._whole) + "\n"
+        also = [("idle", idle(verdict, row.created)), ("taken on", acknowledged(verdict))]
+        # The runbook is what `denpexd explain` prints.
+        also += [(one_line(name)[:10], url) for name, url in self._links.of(verdict) if name != "runbook"]
+        return report(verdict, color=self._color, width=self._width, whole=self._whole, also=also) + "\n"
 
     def _print(self, text: str) -> None:
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
@@ -146,7 +150,7 @@ def make_sinks(
         elif isinstance(options, HeartbeatOptions):
             sinks.append(HeartbeatSink(name, options, client, clock))
         else:
-            sinks.append(ConsoleSink(name, stream, color=color, width=width))
+            sinks.append(ConsoleSink(name, stream, links, color=color, width=width))
     return sinks
 
 
