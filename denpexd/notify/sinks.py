@@ -14,7 +14,7 @@ import httpx
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import DeliveryError, SettingsError
 from denpexd.notify.deliver import Deliverer, Sink
-from denpexd.notify.message import Links, acknowledged, idle, summary_text
+from denpexd.notify.message import Links, idle, summary_text
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Verdict, revision_of
 from denpexd.notify.post import new_client
@@ -61,7 +61,7 @@ class ConsoleSink:
         verdict = row.delivery.verdict
         if row.delivery.event == "closed":
             return "✔ " + summary_text(verdict, 500)[0]
-        also = [("idle", idle(verdict, row.created)), ("taken on", acknowledged(verdict))]
+        also = [("idle", idle(verdict, row.created))]
         # The runbook is what `denpexd explain` prints.
         also += [(one_line(name)[:10], url) for name, url in self._links.of(verdict) if name != "runbook"]
         return report(verdict, color=self._color, width=self._width, whole=self._whole, also=also) + "\n"
