@@ -28,7 +28,7 @@ MEMORY = 2 << 30  # bytes of address space; the scanner's tables alone map a qua
 LARGEST = 8 << 20  # bytes of an answer
 _HERE = str(Path(__file__).resolve().parents[1])
 _CHILD = (
-    "import os, resource as r; os.nice(10); "
+    "import os, resource as r; os.nice(10); open('/proc/self/oom_score_adj', 'w').write('1000'); "
     f"r.setrlimit(r.RLIMIT_CPU, (45, 50)); r.setrlimit(r.RLIMIT_AS, ({MEMORY}, {MEMORY})); "
     "r.setrlimit(r.RLIMIT_CORE, (0, 0)); r.setrlimit(r.RLIMIT_FSIZE, (0, 0)); "
     "from denpexd.cli import main; main(prog_name='denpexd')"

@@ -13,6 +13,7 @@ from stand import Stand, job, stand, verdict
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from denpexd.web import pages
 from denpexd.web.api import create_app
 from denpexd.web.openapi import document
 from denpexd.web.rest import MAX_LOG
@@ -131,6 +132,25 @@ class TestWhatIsKnown:
         for content, status in [(b"", 400), (b" \n", 400), (b"\0", 422), (b"x" * (MAX_LOG + 1), 413)]:
             assert (await client.post("/api/v1/diagnose", content=content)).status_code == status
         assert daemon.read == [b"SyncBatchNorm hangs\n"]
+
+    async def test_the_form_says_what_a_log_shows_or_what_is_wrong(
+        self, client: httpx.AsyncClient, daemon: Stand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pages, "FORM", 60_000)
+        monkeypatch.setattr(pages, "MAX_LOG", 20_000)
+        for log, status, said in [
+            ("SyncBatchNorm\r\nhangs", 200, "2 lines read, 1 failure found"),
+            ("all is well", 200, "No failure found."),
+            ("", 400, "nothing was sent"),
+            ("\0", 422, "this is no text"),
+            ("x" * 20_001, 413, "at most"),
+        ]:
+            answer = await client.post("/diagnose", data={"log": log})
+            assert (answer.status_code, said in answer.text) == (status, True)
+        assert (await client.post("/diagnose", content=b"log=" + b"x" * 60_000)).status_code == 413
+        foreign = {"origin": "https://evil.example"}
+        assert (await client.post("/diagnose", data={"log": "x"}, headers=foreign)).status_code == 403
+        assert daemon.read == [b"SyncBatchNorm\r\nhangs", b"all is well"]
 
     async def test_a_page_of_another_site_can_paste_nothing(self, client: httpx.AsyncClient, daemon: Stand) -> None:
         for headers in [{"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]:
