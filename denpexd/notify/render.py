@@ -152,9 +152,10 @@ def _facts(verdict: Verdict, page: Page, also: Sequence[tuple[str, str]]) -> Non
         ("incident", f"{one_line(verdict.get('key'))}, revision {one_line(verdict.get('revision'))}"),
     )
     page.lines.append("")
-    cut_rows = [(name, page.cut(value, page.width - 13)) for name, value in rows]
+    named = [(f"{name:<10} ", value) for name, value in rows if value]
+    page.lines += [f"  {page.paint(name, 'dim')}{page.cut(value, page.width - 2 - len(name))}" for name, value in named]
     # Links among the further ones are there to be copied: never cut.
-    page.lines += [f"  {page.paint(f'{name:<11}', 'dim')}{value}" for name, value in (*cut_rows, *also) if value]
+    page.lines += [f"  {page.paint(f'{name:<10} ', 'dim')}{value}" for name, value in also if value]
 
 
 def history(verdict: Verdict) -> str:

@@ -105,6 +105,13 @@ def test_nothing_of_headline_and_facts_is_cut_for_a_file() -> None:
     assert any("j" * 300 in line for line in lines)
 
 
+def test_every_fact_stands_apart_from_its_name() -> None:
+    known = {"history": {"text": "3 times in this job"}, "acknowledged": {"by": "anna", "note": ""}}
+    text = report(VERDICT | known, color=False, width=40)
+    assert "\n  seen before 3 times in this job\n" in text
+    assert "\n  taken on   by anna\n" in text
+
+
 def test_an_offset_is_called_one_everywhere() -> None:
     assert "rank0.log, byte 18" in markdown(VERDICT)
     assert "rank0.log, byte 18" in summary_text(VERDICT, 2000)[1]
