@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from denpexd.notify.markdown import changes_md, doubts_md, md, prose, quotes_md, stacks_md, steps_md
 from denpexd.notify.message import few, idle, where
 from denpexd.notify.policy import Verdict
-from denpexd.notify.render import who
+from denpexd.notify.render import history, who
 from denpexd.notify.text import cut, excerpt, items, moment, one_line, rank_words, ranks
 
 _LONG = 160
@@ -69,6 +69,7 @@ def _impact(verdict: Verdict, closed: bool) -> list[tuple[str, str]]:
         ("Last step seen", one_line(step)),
         ("Resume from the last checkpoint", one_line(verdict.get("resume_safe"))),
         ("A matter of", one_line(verdict.get("domain"))),
+        ("Seen before", history(verdict)),
     ]
 
 
@@ -128,6 +129,9 @@ def _actions(verdict: Verdict) -> list[str]:
     wanted = [("Prevent it", verdict.get("prevention")), ("If the fix does not hold", verdict.get("fallback"))]
     lines = [f"- [ ] {name}: {prose(text)} (owner: [ ])" for name, text in wanted if text]
     lines += [f"- [ ] Know it next time: {md(i.get('fact'))}. {md(i.get('how'))}" for i in items(verdict, "missing")]
+    if not isinstance(verdict.get("acknowledged"), Mapping):
+        command = f"denpexd ack {_code(verdict.get('key'))} --note TEXT"
+        lines.append(f"- [ ] Note what mended it: `{command}`; denpexd then tells whether it holds")
     return [*lines, f"- [ ] Watch whether `{failure}` comes back after the fix (owner: [ ], until: [ ])"]
 
 

@@ -100,6 +100,7 @@ def test_the_post_mortem_tells_what_happened_and_who_was_told(state: Path, tmp_p
         r"| pagerduty | is told: opened (given up: HTTP 400 \| no) |",
         "## Cause",
         "## What to do",
+        f"- [ ] Note what mended it: `denpexd ack {KEY} --note TEXT`",
         "- [ ] Watch whether `syncbatchnorm-single-rank-eval-deadlock` comes back",
         "## What was not known",
     ):
@@ -114,11 +115,13 @@ def test_the_post_mortem_tells_what_happened_and_who_was_told(state: Path, tmp_p
 def test_a_closed_incident_has_an_end(state: Path, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.tar.xz"
     closed = HANG | {"state": "closed", "initiating_ranks": [], "missing": [{"fact": "the stack", "how": "py-spy"}]}
+    closed["history"] = {"text": "3 times in this job"}
     closed["acknowledged"] = {"t": HANG["opened_t"] + 60, "by": "anna", "note": "restarted", "closed": False}
     bundle.write_bytes(pack({"verdict.json": json.dumps(closed).encode()}, "x"))
     page = run("report", bundle).stdout
     assert "| Ended | " in page
     assert "closes the incident" in page
+    assert "| Seen before | 3 times in this job |" in page
     assert "| anna | takes it on: restarted |" in page
     assert "- Which rank started it." in page
     assert "- [ ] Know it next time: the stack. py-spy" in page
