@@ -13,7 +13,7 @@ import click
 
 from denpexd import __version__
 from denpexd.cli_alerts import render, report
-from denpexd.cli_daemon import ack, silence, status, top
+from denpexd.cli_daemon import ack, history, silence, status, top
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
@@ -220,6 +220,7 @@ main.add_command(status)
 main.add_command(top)
 main.add_command(silence)
 main.add_command(ack)
+main.add_command(history)
 main.add_command(config)
 main.add_command(doctor)
 main.add_command(discover)

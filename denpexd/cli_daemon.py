@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from denpexd.completion import incidents
-from denpexd.terminal import EXISTING, color, fail, form, say, say_json, settings_of, width
+from denpexd.terminal import EXISTING, color, fail, form, say, say_json, settings_of, table, width
 
 if TYPE_CHECKING:
     from denpexd.client import Client
@@ -156,6 +156,52 @@ def ack(
     say(text + (f": {said['note']}" if said["note"] else ""))
 
 
+@click.command()
+@click.argument("text", required=False, default="")
+@click.option("--job", default="", help="Of this job.")
+@click.option("--failure", default="", help="With this id of a failure.")
+@click.option("--node", default="", help="With a rank on this node.")
+@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="At most so many.")
+@click.option("--fixes", is_flag=True, help="What was done about failures, and whether they stayed away.")
+@asks_daemon
+@form("text", "json")
+def history(
+    text: str,
+    job: str,
+    failure: str,
+    node: str,
+    limit: int,
+    fixes: bool,
+    config: Path | None,
+    url: str | None,
+    token_file: Path | None,
+    form: str,
+) -> None:
+    """Incidents that the daemon remembers, last changed first: those with TEXT anywhere in them, or all."""
+    asked: dict[str, str | int] = {"q": text, "job": job, "failure": failure, "node": node, "limit": limit}
+    with client(config, url, token_file) as daemon:
+        found = daemon.get("fixes") if fixes else daemon.get("history", **{k: v for k, v in asked.items() if v})
+    if form == "json":
+        say_json(found)
+        return
+    head = ("fixed", "state", "failure", "job", "what") if fixes else ("opened", "state", "failure", "job", "key")
+    rows = [_fix_row(one) for one in found["fixes"]] if fixes else [_past_row(one) for one in found["incidents"]]
+    say("\n".join(table(head, rows, width())) if rows else "nothing is known")
+
+
+def _past_row(one: dict[str, Any]) -> tuple[str, ...]:
+    return _when(one["opened_t"]), one["state"], one["failure"], one["job"], one["key"]
+
+
+def _fix_row(one: dict[str, Any]) -> tuple[str, ...]:
+    what = ": ".join(filter(None, (one["by"], one["note"])))
+    return _when(one["t"]), one["state"].replace("_", " "), one["failure"], one["job"], what
+
+
+def _when(t: float) -> str:
+    return f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M}Z"
+
+
 def match_of(matchers: tuple[str, ...]) -> dict[str, Any]:
     """`job=a,b tags.team=nlp` as the API and the configuration write it."""
     found: dict[str, Any] = {}
@@ -172,6 +218,6 @@ def _silence_line(one: dict[str, Any]) -> str:
     wants = {name: values for name, values in one["match"].items() if name != "tags"}
     wants |= {f"tags.{name}": values for name, values in one["match"].get("tags", {}).items()}
     match = " ".join(f"{name}={','.join(values)}" for name, values in wants.items())
-    until = f"{datetime.fromtimestamp(one['ends_t'], UTC):%Y-%m-%d %H:%M}Z"
+    until = _when(one["ends_t"])
     why = "  ".join(filter(None, (one["by"], one["comment"])))
     return f"{one['id']}  {one['state']:<7}  until {until}  {match}  {why}".rstrip()

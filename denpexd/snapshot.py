@@ -9,7 +9,7 @@ from denpexd.core.state import RankState as CoreRank
 from denpexd.daemon import Daemon
 from denpexd.notify.redact import redact_name
 from denpexd.series import Series
-from denpexd.web.view import JobView, Pace, PackView, RankView, Stats, Told
+from denpexd.web.view import Decided, JobView, Pace, PackView, RankView, Stats, Told
 from denpexd.web.view import RankState as Shown
 
 Verdict = Mapping[str, object]
@@ -29,6 +29,10 @@ class DaemonView:
 
     def told(self, key: str) -> Sequence[Told]:
         return [Told(*row) for row in self._daemon.store.told(key)]
+
+    def decisions(self, key: str) -> Sequence[Decided]:
+        sql = "SELECT t, sink, action, reason, detail, event, revision FROM decisions WHERE key = ? ORDER BY id"
+        return [Decided(*row) for row in self._daemon.store.rows(sql, (key,))]
 
     def jobs(self) -> Sequence[JobView]:
         return [view for name in list(self._daemon.pipeline.jobs) if (view := self.job(name)) is not None]

@@ -6,7 +6,7 @@ maintenance is told then. Nothing here does I/O. Times are Unix seconds, those o
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from denpexd.notify.book import TOGETHER, Book, Held
 from denpexd.notify.match import Matcher
@@ -155,7 +155,10 @@ class Desk:
         if key in storm.held:
             storm.held[key] = verdict
             return None
-        decision = decide(verdict, route, last, self._moment(verdict, sink, now))
+        at = self._moment(verdict, sink, now)
+        decision = decide(verdict, route, last, at)
+        if decision.action == "send":  # only then it matters what silences it
+            decision = decide(verdict, route, last, self._hushed(verdict, at))
         if decision.reason == "first" and storm.holds(verdict, now):
             decision = Decision("hold", STORM, detail="too many incidents for a message each")
             if len(storm.held) == 1:
@@ -184,13 +187,15 @@ class Desk:
         held = self.book.held.get((sink, key))
         return Moment(
             now,
-            silence=self.book.silence_of(verdict, alerting.tags, now),
-            maintenance=under_maintenance(alerting, verdict, now),
             acknowledged=self.acknowledged(key),
             told_together=held.revision if held is not None and held.reason == TOGETHER else 0,
             flap=alerting.flap,
             ended=self.ended_at(verdict, now),
         )
+
+    def _hushed(self, verdict: Verdict, at: Moment) -> Moment:
+        silence = self.book.silence_of(verdict, self.alerting.tags, at.now)
+        return replace(at, silence=silence, maintenance=under_maintenance(self.alerting, verdict, at.now))
 
     @staticmethod
     def ended_at(verdict: Verdict, now: float) -> float:
@@ -206,7 +211,7 @@ class Desk:
             if verdict is None:
                 found.setdefault(one.reason, []).append(one)
             elif verdict.get("state") == "closed":
-                still = muted(verdict, route, self._moment(verdict, route.name, now))
+                still = muted(verdict, route, self._hushed(verdict, self._moment(verdict, route.name, now)))
                 if still is None:
                     found.setdefault(one.reason, []).append(one)
         return list(found.items())

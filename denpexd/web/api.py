@@ -92,6 +92,7 @@ def create_app(
                 ("/healthz", routes.healthz),
                 ("/readyz", routes.readyz),
                 ("/api/v1/incidents", rest.incidents),
+                ("/api/v1/incidents/{key:path}/decisions", rest.decisions),
                 ("/api/v1/incidents/{key:path}", rest.incident),
                 ("/api/v1/jobs", rest.jobs),
                 ("/api/v1/jobs/{job:path}/ranks/{rank:int}", rest.rank),

@@ -129,6 +129,10 @@ def _paths() -> dict[str, Any]:
             parameters=[*FILTERS, *_page(1000, 100)],
         ),
         "/api/v1/incidents/{key}": get("incident", "One incident.", _ref("Verdict"), 404, parameters=[KEY]),
+        "/api/v1/incidents/{key}/decisions": get(
+            "decisions", "What was decided about telling each sink of it, and why.",
+            _list("decisions", _ref("Decision")), 404, parameters=[KEY],
+        ),
         "/api/v1/incidents/{key}/ack": {
             "post": _operation(
                 "acknowledge", "Somebody has taken an incident on, or closes it.",
@@ -238,6 +242,10 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
     times = {"starts_t": NUMBER, "ends_t": NUMBER}
     state = {"enum": ["pending", "active", "expired"]}
     lasting = {"type": "string", "description": "Such as 2h; this or ends_t."}
+    decision = {
+        **dict.fromkeys(("sink", "reason", "detail", "event"), TEXT), "t": NUMBER, "revision": COUNT,
+        "action": {"enum": ["send", "hold", "drop"], "description": "Sent, told later, or not told."},
+    }  # fmt: skip
     fix = {
         **dict.fromkeys(("key", "job", "failure", "by", "note"), TEXT), "t": NUMBER, "observed_seconds": COUNT,
         "window_seconds": NUMBER, "state": {"enum": ["pending", "held", "came_back", "unknown"]},
@@ -258,6 +266,7 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
         "Pack": _object(pack),
         "Match": match,
         "Fix": _object(fix),
+        "Decision": _object(decision),
         "Silence": _object({"id": TEXT, "match": _ref("Match"), **times, "created_t": NUMBER, **said, "state": state}),
         "NewSilence": _object(
             {"match": _ref("Match"), "for": lasting, **times, **said}, optional=("for", *times, *said)

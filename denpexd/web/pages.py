@@ -73,9 +73,10 @@ class Pages:
         further = urlencode({**asked, "cursor": after}) if after else ""
         known = [] if self._actions is None else self._actions.silences(None)
         silences = [one for one in known if one["state"] != "expired"]
+        fixes = [] if self._actions is None else self._actions.fixes()[:20]
         return await self._html(
             lambda: self._console.render(
-                "incidents.html.j2", verdicts=page, asked=asked, further=further, silences=silences
+                "incidents.html.j2", verdicts=page, asked=asked, further=further, silences=silences, fixes=fixes
             )
         )
 
@@ -85,7 +86,10 @@ class Pages:
         def make() -> bytes:
             told, hands = self._view.told(str(verdict["key"])), self._actions is not None
             drawn = timeline(verdict, told)
-            return self._console.render("incident.html.j2", v=verdict, picture=drawn, told=told, hands=hands)
+            kept_back = [one for one in self._view.decisions(str(verdict["key"])) if one.action != "send"]
+            return self._console.render(
+                "incident.html.j2", v=verdict, picture=drawn, told=told, hands=hands, kept_back=kept_back[-50:]
+            )
 
         return await self._html(make)
 

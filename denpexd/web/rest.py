@@ -54,6 +54,11 @@ class Rest:
         verdict = find(self._view, request)
         return await self._json(lambda: verdict)
 
+    async def decisions(self, request: Request) -> Response:
+        query(request, frozenset())
+        key = str(find(self._view, request)["key"])
+        return await self._json(lambda: {"decisions": [one._asdict() for one in self._view.decisions(key)]})
+
     # --- jobs -------------------------------------------------------------------------------------------------------
 
     async def jobs(self, request: Request) -> Response:

@@ -77,6 +77,21 @@ class Told(NamedTuple):
     state: str
 
 
+class Decided(NamedTuple):
+    """What was decided about telling a sink of an incident. `action`: send, hold (told later) or drop (not told).
+
+    `t`: Unix seconds; `reason`: a word, `detail`: the particulars; `event` and `revision`: of what is sent.
+    """
+
+    t: float
+    sink: str
+    action: str
+    reason: str
+    detail: str
+    event: str
+    revision: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackView:
     """One pack of rules. `kind`: shipped, folder or installed; `origin`: the distribution that brought it.
@@ -192,6 +207,10 @@ class View(Protocol):
 
     def told(self, key: str) -> Sequence[Told]:
         """The messages about an incident that are still known, oldest first."""
+        ...
+
+    def decisions(self, key: str) -> Sequence[Decided]:
+        """What was decided about alerts of an incident and why, oldest first."""
         ...
 
     def jobs(self) -> Sequence[JobView]: ...

@@ -130,6 +130,9 @@ class TestSilences:
             await site.later(600)
             assert ("k", "first") in site.sent()
             assert site.why("k") == [("drop", "silenced"), ("drop", "silenced"), ("send", "first")]
+            told = (await site.client.get("/api/v1/incidents/k/decisions")).json()["decisions"]
+            assert (told[0]["sink"], told[0]["action"]) == ("hook", "drop")
+            assert told[0]["detail"] == f"silence {one['id']}"
 
     async def test_what_was_over_before_its_end_is_not_told(self, tmp_path: Path, clock: ManualClock) -> None:
         async with started(tmp_path, clock) as site:
@@ -267,7 +270,10 @@ class TestCommandLine:
                 # The client is synchronous, so it runs in a thread of its own; the daemon answers in this loop.
                 future = asyncio.run_coroutine_threadsafe(
                     site.client.request(
-                        request.method, request.url.path, content=request.read(), headers=dict(request.headers)
+                        request.method,
+                        request.url.raw_path.decode(),
+                        content=request.read(),
+                        headers=dict(request.headers),
                     ),
                     loop,
                 )
@@ -307,6 +313,14 @@ class TestCommandLine:
         ):
             code, said = await run(*words)
             assert (code, said.count("\n")) == (2, 1), said
+
+    async def test_the_past_and_what_was_done_about_it_are_listed(self, run: Any) -> None:
+        code, said = await run("history", "--failure", "nccl-timeout")
+        assert (code, "2023-11-14 22:13Z  open" in said, "nccl-timeout  llama" in said) == (0, True, True)
+        assert await run("history", "no such text") == (0, "nothing is known\n")
+        await run("ack", "k", "--by", "anna", "--note", "cable", "--close")
+        assert "anna: cable" in (await run("history", "--fixes"))[1]
+        assert json.loads((await run("history", "--format", "json"))[1])["incidents"][0]["key"] == "k"
 
     async def test_an_incident_is_taken_on_and_closed(self, run: Any) -> None:
         assert await run("ack", "k", "--by", "anna") == (0, "k is open, acknowledged by anna\n")

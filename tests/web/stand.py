@@ -8,6 +8,7 @@ from denpexd.errors import RequestError, SourceError
 from denpexd.web.view import (
     Article,
     Chapter,
+    Decided,
     Entry,
     JobView,
     Pace,
@@ -147,6 +148,9 @@ class Stand:
 
     def told(self, key: str) -> Sequence[Told]:
         return self.messages
+
+    def decisions(self, key: str) -> Sequence[Decided]:
+        return [Decided(T, "pager", "drop", "severity", "severity is medium", "", 1)]
 
     def jobs(self) -> Sequence[JobView]:
         return self.job_views
