@@ -53,6 +53,16 @@ class Client:
         """The JSON at a path below /api/v1, such as `jobs`."""
         return self._json(self._answer("GET", f"/api/v1/{path}", params=query))
 
+    def every(self, path: str, name: str, **query: str | int) -> list[Any]:
+        """All of a list of the API, page by page; `name` is its key in the answer."""
+        found, cursor = list[Any](), None
+        while True:
+            page = self.get(path, **query, **({"cursor": cursor} if cursor is not None else {}))
+            found += page[name]
+            cursor = page.get("next")
+            if cursor is None:
+                return found
+
     def post(self, path: str, body: object = None) -> Any:
         """The JSON that the daemon answers to a change at a path below /api/v1."""
         return self._json(self._answer("POST", f"/api/v1/{path}", json=body))

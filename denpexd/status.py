@@ -21,7 +21,7 @@ from denpexd.terminal import table
 from denpexd.web.page import byte_size, duration
 from denpexd.web.view import RANK_STATES
 
-MOST_INCIDENTS = 1000
+A_PAGE = 1000  # of the API
 SHOWN = 20  # incidents on one screen; the others are counted
 RANK_STYLES = {"failed": "high", "gone": "high", "silent": "medium", "waiting": "medium", "running": "closed"}
 
@@ -69,8 +69,8 @@ def ask(client: Client, now: float) -> Standing:
     healthy, why = client.health("/healthz")
     ready, waits = client.health("/readyz")
     metrics = samples(client.metrics())
-    incidents = client.get("incidents", state="open", limit=MOST_INCIDENTS)["incidents"]
-    jobs = client.get("jobs", ranks="none")["jobs"]
+    incidents = client.every("incidents", "incidents", state="open", limit=A_PAGE)
+    jobs = client.every("jobs", "jobs", ranks="none", limit=A_PAGE)
     standing = Standing(url=client.url, now=now, why=(), incidents=incidents, jobs=jobs, metrics=metrics)
     wrong = [text for good, text in ((healthy, why), (ready, waits)) if not good] + _trouble(standing)
     return Standing(url=client.url, now=now, why=wrong, incidents=incidents, jobs=jobs, metrics=metrics)

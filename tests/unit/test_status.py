@@ -184,6 +184,18 @@ def test_of_many_incidents_the_screen_shows_some_and_says_how_many_more(daemon: 
     assert "and 5 more" in result.output
 
 
+def test_what_comes_in_several_pages_is_taken_together(
+    daemon: tuple[Shown, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("denpexd.status.A_PAGE", 3)
+    daemon[0].verdicts = [INCIDENT | {"key": f"k{n}", "updated_t": 1_760_000_000.0 - n} for n in range(8)]
+    daemon[0].job_views = [JobView(job=f"run-{n}", attempt=0) for n in range(7)]
+    with Client(daemon[1]) as client:
+        standing = ask(client, 1_760_000_060.0)
+    assert [v["key"] for v in standing.incidents] == [f"k{n}" for n in range(8)]
+    assert [job["job"] for job in standing.jobs] == [f"run-{n}" for n in range(7)]
+
+
 def test_colour_follows_what_is_wrong(daemon: tuple[Shown, str]) -> None:
     daemon[0].verdicts = [INCIDENT]
     with Client(daemon[1]) as client:
