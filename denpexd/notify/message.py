@@ -163,10 +163,12 @@ def facts(verdict: Verdict, now: float | None = None) -> list[tuple[str, str]]:
 def where(verdict: Verdict) -> str:
     """` on gpu-a, gpu-b`: the nodes of those who started it; empty where none is known."""
     nodes = verdict.get("nodes")
-    at = {str(rank): one_line(node) for rank, node in nodes.items()} if isinstance(nodes, Mapping) else {}
-    on = sorted({cut_chars(at[str(r)], 80) for r in ranks(verdict, "initiating_ranks") if str(r) in at})
-    more = f" and {len(on) - NODES} more nodes" if len(on) > NODES else ""
-    return f" on {', '.join(on[:NODES])}{more}" if on else ""
+    if not isinstance(nodes, Mapping):
+        return ""
+    found = {str(nodes[str(rank)]) for rank in ranks(verdict, "initiating_ranks") if str(rank) in nodes}
+    on = [cut_chars(one_line(node), 80) for node in sorted(found)[:NODES]]
+    more = f" and {len(found) - NODES} more nodes" if len(found) > NODES else ""
+    return f" on {', '.join(on)}{more}" if on else ""
 
 
 def few(found: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ The label set is the identity of an alert there. Labels are short and never hold
 explanation changes one of them, the alert under the old labels is ended in the same request.
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 
@@ -51,7 +52,8 @@ class AlertmanagerSink:
     async def send(self, row: Row) -> None:
         """Push one incident; DeliveryError says whether another try makes sense."""
         verdict, key = row.delivery.verdict, row.delivery.key
-        alerts = self._alerts(key, verdict, row.created, over=row.delivery.event == "closed")
+        over = row.delivery.event == "closed"
+        alerts = await asyncio.to_thread(self._alerts, key, verdict, row.created, over=over)
         await self._post(alerts)
         if row.delivery.event == "closed":
             self._open.pop(key, None)
@@ -65,7 +67,9 @@ class AlertmanagerSink:
     async def refresh(self, verdicts: Sequence[Verdict]) -> None:
         """Push all open incidents again, in one request."""
         now = self._clock.wall()
-        alerts = [alert for v in verdicts for alert in self._alerts(str(v["key"]), v, now, over=False)]
+        alerts = list[dict[str, object]]()
+        for verdict in verdicts:
+            alerts += await asyncio.to_thread(self._alerts, str(verdict["key"]), verdict, now, over=False)
         await self._post(alerts)
 
     def _start(self, key: str, verdict: Verdict, otherwise: float) -> float:

@@ -4,6 +4,7 @@ With a token of the REST API the way back is read too: who acknowledged there is
 Formats: https://developer.pagerduty.com/docs/events-api-v2/trigger-events/ and the REST API's GET /incidents.
 """
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +62,7 @@ class PagerDutySink:
         await post_json(
             self._client,
             self._options.events_url,
-            {"routing_key": key, **self.preview(row)},
+            {"routing_key": key, **await asyncio.to_thread(self.preview, row)},
             headers={},
             wall=self._clock.wall(),
             timeout=self._timeout,

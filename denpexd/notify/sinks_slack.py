@@ -67,14 +67,16 @@ class SlackSink:
 
     async def send(self, row: Row) -> None:
         """Post or change the message; DeliveryError says whether another try makes sense."""
-        told = message(row.delivery.verdict, self._links, row.created)
+        # With ten thousand ranks this takes some time: not in the event loop.
+        told = await asyncio.to_thread(message, row.delivery.verdict, self._links, row.created)
+        content = await asyncio.to_thread(self._content, row, told)
         try:
-            await self._send(row, told, self._content(row, told))
+            await self._send(row, told, content)
         except DeliveryError as error:
             if not any(code in error.reason for code in _LAYOUT):
                 raise
             plain = {"text": mrkdwn("\n".join(text(told, _PLAIN)), SECTION), "blocks": []}
-            await self._send(row, told, {**self._content(row, told), **plain})
+            await self._send(row, told, {**content, **plain})
 
     async def _send(self, row: Row, told: Message, content: Mapping[str, object]) -> None:
         if not self._options.by_bot:

@@ -54,12 +54,12 @@ def fallback(told: Message) -> str:
 
 def mrkdwn(text: str, limit: int) -> str:
     """A text that is shown as it is, escaped, at most `limit` characters."""
-    return escaped(unmentioned(text).replace("```", "'''"), limit)
+    return escaped(unmentioned(text[: limit + 1]).replace("```", "'''"), limit)
 
 
 def escaped(text: str, limit: int) -> str:
     """The same for what is to be copied: nothing is put between its characters."""
-    pieces = [_ESCAPES.get(c, c) for c in text]
+    pieces = [_ESCAPES.get(c, c) for c in text[: limit + 1]]  # nothing gets shorter by escaping
     if sum(map(len, pieces)) <= limit:
         return "".join(pieces)
     kept, room = list[str](), limit - 1
