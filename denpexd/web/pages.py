@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 from starlette.exceptions import HTTPException
@@ -11,14 +12,15 @@ from starlette.responses import Response
 from denpexd.web.board import PITCH, Shape, board, groups, shapes
 from denpexd.web.page import Console
 from denpexd.web.picture import plots, timeline
-from denpexd.web.rest import ALL, MAX_LOG, OffLoop, Rest, body, diagnosed, find, query, select
+from denpexd.web.rest import ALL, MAX_LOG, OffLoop, Rest, body, diagnosed, query, select
 from denpexd.web.view import RANK_STATES, Actions, JobView, Verdict, View
 
 MOST_JOBS = 200
-MOST_OPEN, MOST_CLOSED = 50, 8
+MOST_OPEN, MOST_CLOSED, MOST_FIXES = 50, 8, 20
 MOST_LABELLED = 256  # ranks up to which each cell has its number
 FORM = 3 * MAX_LOG + 1000  # bytes: a form writes most bytes of a log as three
-FILTERS = frozenset({"state", "job", "failure", "category", "severity", "cursor"})
+FILTERS = frozenset({"state", "job", "failure", "category", "severity", "node", "q", "cursor"})
+FOUND_BY = ("job", "failure", "node", "q", "cursor")  # what the history can be searched by
 PAGE = "50"
 SEVERITIES = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 
@@ -69,11 +71,17 @@ class Pages:
 
     async def incidents(self, request: Request) -> Response:
         asked = {name: value for name, value in query(request, FILTERS).items() if value}
-        page, after = select(self._view.incidents(None, ALL), {**asked, "limit": PAGE})
+        if self._actions is not None and {"q", "node"} & asked.keys():
+            found: Any = await self._actions.history({n: asked[n] for n in FOUND_BY if n in asked} | {"limit": PAGE})
+            left = [(name, asked[name]) for name in ("state", "severity", "category") if name in asked]
+            page = [v for v in found["incidents"] if all(v[name] == value for name, value in left)]
+            after = found["next"]
+        else:
+            page, after = select(self._view.incidents(None, ALL), {**asked, "limit": PAGE})
         further = urlencode({**asked, "cursor": after}) if after else ""
         known = [] if self._actions is None else self._actions.silences(None)
         silences = [one for one in known if one["state"] != "expired"]
-        fixes = [] if self._actions is None else self._actions.fixes()[:20]
+        fixes = [] if self._actions is None else list(self._actions.fixes())[:MOST_FIXES]
         return await self._html(
             lambda: self._console.render(
                 "incidents.html.j2", verdicts=page, asked=asked, further=further, silences=silences, fixes=fixes
@@ -81,7 +89,9 @@ class Pages:
         )
 
     async def incident(self, request: Request) -> Response:
-        verdict = find(self._view, request)
+        verdict = self._view.incident(request.path_params["key"]) or await self._kept(request.path_params["key"])
+        if verdict is None:
+            raise HTTPException(404, "no incident has this key; /incidents lists those that are kept")
 
         def make() -> bytes:
             told, hands = self._view.told(str(verdict["key"])), self._actions is not None
@@ -92,6 +102,13 @@ class Pages:
             )
 
         return await self._html(make)
+
+    async def _kept(self, key: str) -> Verdict | None:
+        """An incident that only the state still knows."""
+        if self._actions is None:
+            return None
+        found: Any = await self._actions.history({"q": key, "limit": "10"})
+        return next((v for v in found["incidents"] if v["key"] == key), None)
 
     async def job(self, request: Request) -> Response:
         name: str = request.path_params["job"]

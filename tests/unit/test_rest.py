@@ -115,6 +115,33 @@ class TestJobs:
         assert (await client.get("/api/v1/jobs/run-7/ranks?state=odd")).status_code == 400
 
 
+class TestPages:
+    async def test_a_text_or_a_node_searches_all_that_the_state_keeps(
+        self, client: httpx.AsyncClient, daemon: Stand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        async def history(wanted: dict[str, str]) -> dict[str, Any]:
+            asked.append(wanted)
+            return {"incidents": [verdict("ancient", title="An old one"), verdict("x", state="closed")], "next": "9:z"}
+
+        monkeypatch.setattr(daemon, "history", history)
+        page = (await client.get("/incidents?q=ECC&node=gpu-3&state=open")).text
+        assert "An old one" in page
+        assert "/incidents/x" not in page
+        assert "cursor=9%3Az" in page
+        assert "An old one" in (await client.get("/incidents/ancient")).text
+        assert (await client.get("/incidents/never")).status_code == 404
+        assert asked[0] == {"q": "ECC", "node": "gpu-3", "limit": "50"}
+
+    async def test_fixes_and_what_was_seen_before_are_shown(self, client: httpx.AsyncClient, daemon: Stand) -> None:
+        page = (await client.get("/incidents")).text
+        assert "so far good" in page
+        assert "all ranks" in page
+        daemon.verdicts[0]["history"] = {"text": "Seen 3 times on gpu-17."}
+        assert "Seen 3 times on gpu-17." in (await client.get("/incidents/run-7-3f2a")).text
+
+
 class TestWhatIsKnown:
     async def test_failures_are_listed_searched_and_read(self, client: httpx.AsyncClient) -> None:
         page = (await client.get("/api/v1/failures?limit=1")).json()
