@@ -399,7 +399,11 @@ class Pipeline:
     @property
     def open_labels(self) -> Counter[tuple[str, str, str, str]]:
         """Open incidents by (job, failure, category, severity)."""
-        return Counter(labels(v) for job in self.jobs.values() for v in job.core.verdicts())
+        return Counter(
+            (job.core.job.job, rule.id, rule.entry.category, rule.entry.severity)
+            for job in self.jobs.values()
+            for rule in job.core.open_rules()
+        )
 
 
 def _is_beside(path: Path) -> bool:

@@ -32,7 +32,7 @@ from denpexd.core.events import (
 from denpexd.core.flight import Dump
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
-from denpexd.core.rule import Catalog
+from denpexd.core.rule import Catalog, Rule
 from denpexd.core.speaker import STOP_OVER, Matches, Speaker
 from denpexd.core.state import JobState
 
@@ -342,6 +342,10 @@ class Correlator:
     def close(self, key: str) -> list[Output]:
         """Close an incident by hand; what stopped training is not told again before training goes on."""
         return self._speaker.close(key, self.now)
+
+    def open_rules(self) -> list[Rule]:
+        """The rules that the open incidents are told by now: cheaper than their verdicts."""
+        return self._speaker.open_rules()
 
     def verdicts(self) -> list[Mapping[str, object]]:
         """The present state of every open incident."""

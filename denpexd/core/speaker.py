@@ -20,7 +20,7 @@ from denpexd.core.incident import (
     ready,
 )
 from denpexd.core.match import Candidate
-from denpexd.core.rule import Catalog
+from denpexd.core.rule import Catalog, Rule
 from denpexd.core.state import JobState
 
 STOP_OVER = "stop_over"  # name of the fact that an earlier daemon has closed a stop
@@ -289,6 +289,10 @@ class Speaker:
         incident.lapsed_since = incident.lapsed_since or self._now
         if self._now - incident.lapsed_since >= DEGRADATION_OVER:
             self._close(out, slot, incident)
+
+    def open_rules(self) -> list[Rule]:
+        """The rules that the open incidents are told by now: cheaper than their verdicts."""
+        return [incident.candidate.rule for incident in self._incidents.values()]
 
     def verdicts(self, now: float) -> list[Mapping[str, object]]:
         """The present state of every open incident."""
