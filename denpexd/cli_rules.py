@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from denpexd.completion import failures
 from denpexd.terminal import EXISTING, PACKS, catalogue, columns, fail, form, say, say_json
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def check(folders: tuple[Path, ...], only_new: bool, clauses: str, workers: int 
 
 
 @rules.command()
-@click.argument("which", nargs=-1, required=True, metavar="FILE|ID...")
+@click.argument("which", nargs=-1, required=True, metavar="FILE|ID...", shell_complete=failures)
 @PACKS
 @CLAUSES
 @WORKERS
