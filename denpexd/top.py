@@ -5,6 +5,7 @@ and asked again. Nothing of what a job wrote is taken for markup: all of it is p
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, ClassVar, Protocol
 
 from rich.text import Text
@@ -99,6 +100,7 @@ class Top(App[None]):
         self._ranks: Sequence[Mapping[str, Any]] = ()
         self._trouble = ""
         self._ranks_of: str | None = None
+        self._shown = Text()
         # Held, not looked for by name: that would search the screen of a detail while one is shown.
         self._head, self._cells = Static(id="head"), Static(id="ranks")
         self._jobs = DataTable[Text](id="jobs", cursor_type="row")
@@ -234,7 +236,9 @@ class Top(App[None]):
     def _show_ranks(self) -> None:
         # An update before the first layout would not know its width.
         width = max(8, self._grid.size.width - 2)
-        self._cells.update(grid(self._ranks, width))
+        if (shown := grid(self._ranks, width)) != self._shown:  # of 16,384 ranks the layout takes half a second
+            self._shown = shown
+            self._cells.update(shown)
 
 
 def in_order(standing: Standing) -> list[Mapping[str, Any]]:
@@ -281,8 +285,9 @@ def grid(ranks: Sequence[Mapping[str, Any]], width: int) -> Text:
     text = Text()
     for at in range(0, len(ranks), wide):
         text.append(f"{ranks[at]['rank']:>{digits}} ", "dim")
-        for rank in ranks[at : at + wide]:
-            text.append(*CELLS[rank["state"]])
+        for state, alike in groupby(rank["state"] for rank in ranks[at : at + wide]):
+            letter, style = CELLS[state]
+            text.append(letter * len(list(alike)), style)
         text.append("\n")
     return text.append("  ".join(f"{letter} {state}" for state, (letter, _) in CELLS.items()), "dim")
 

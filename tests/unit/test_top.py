@@ -203,6 +203,14 @@ def test_the_grid_has_as_many_ranks_a_line_as_a_power_of_two_fits(width: int, wi
     assert all(len(line) <= width for line in lines[:-1])
 
 
+def test_a_healthy_job_of_any_size_is_drawn_in_few_strokes() -> None:
+    many = ranks(*["running"] * 8192, "failed", *["running"] * 8191)
+    drawn = grid(many, 140)
+    assert len(drawn.spans) < 300
+    assert drawn == grid(many, 140)
+    assert drawn != grid([*many[:-1], {"rank": 16383, "state": "silent"}], 140)
+
+
 def test_nobody_there_is_said_before_the_screen_changes() -> None:
     result = CliRunner().invoke(main, ["top", "--url", "http://127.0.0.1:1"])
     assert result.exit_code == 2
