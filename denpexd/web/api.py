@@ -62,6 +62,7 @@ _HERE = Path(__file__).parent
 _T = TypeVar("_T")
 
 
+Handler = Callable[[Request], Awaitable[Response]]
 Reload = Callable[[], Awaitable[tuple[bool, str]]]
 """Takes the rules anew; whether that went well, and what to say."""
 
@@ -87,6 +88,8 @@ def create_app(
     rest, pages, changes = routes.rest, routes.pages, Changes(actions)
     app = Starlette(
         routes=[
+            # Before the path of an incident, which would take it for one.
+            Route("/api/v1/incidents/{key:path}/ack", changes.acknowledge, methods=["POST"]),
             *(Route(path, handler, methods=["GET"]) for path, handler in (
                 ("/metrics", routes.metrics),
                 ("/healthz", routes.healthz),
@@ -101,7 +104,6 @@ def create_app(
                 ("/api/v1/failures", rest.failures),
                 ("/api/v1/failures/{failure}", rest.failure),
                 ("/api/v1/rules", rest.rules),
-                ("/api/v1/silences", changes.silences),
                 ("/api/v1/history", changes.history),
                 ("/api/v1/fixes", changes.fixes),
                 ("/api/v1/events", rest.events),
@@ -113,13 +115,11 @@ def create_app(
                 ("/jobs/{job:path}", pages.job),
                 ("/encyclopedia", pages.encyclopedia),
                 ("/encyclopedia/{failure}", pages.entry),
-                ("/diagnose", pages.paste),
                 ("/health", pages.health),
             )),
+            _either("/api/v1/silences", changes.silences, changes.add_silence),
+            _either("/diagnose", pages.paste, pages.diagnose),
             Route("/api/v1/diagnose", rest.diagnose, methods=["POST"]),
-            Route("/diagnose", pages.diagnose, methods=["POST"]),
-            Route("/api/v1/incidents/{key:path}/ack", changes.acknowledge, methods=["POST"]),
-            Route("/api/v1/silences", changes.add_silence, methods=["POST"]),
             Route("/api/v1/silences/{id}", changes.expire_silence, methods=["DELETE"]),
             Route("/-/reload", routes.reload, methods=["POST"]),
             Route("/static/{name}", routes.static, methods=["GET"]),
@@ -129,6 +129,15 @@ def create_app(
     )  # fmt: skip
     app.state.live = routes.live
     return app
+
+
+def _either(path: str, get: Handler, post: Handler) -> Route:
+    """One route for both, so that another method is told both."""
+
+    async def handler(request: Request) -> Response:
+        return await (post if request.method == "POST" else get)(request)
+
+    return Route(path, handler, methods=["GET", "POST"])
 
 
 def verdict_schema() -> str:

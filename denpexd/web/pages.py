@@ -12,7 +12,7 @@ from starlette.responses import Response
 from denpexd.web.board import PITCH, Shape, board, groups, shapes
 from denpexd.web.page import Console
 from denpexd.web.picture import plots, timeline
-from denpexd.web.rest import ALL, MAX_LOG, OffLoop, Rest, body, diagnosed, query, select
+from denpexd.web.rest import ALL, MAX_LOG, SEVERITIES, OffLoop, Rest, body, diagnosed, query, select
 from denpexd.web.view import RANK_STATES, Actions, JobView, Verdict, View
 
 MOST_JOBS = 200
@@ -22,7 +22,6 @@ FORM = 3 * MAX_LOG + 1000  # bytes: a form writes most bytes of a log as three
 FILTERS = frozenset({"state", "job", "failure", "category", "severity", "node", "q", "cursor"})
 FOUND_BY = ("job", "failure", "node", "q", "cursor")  # what the history can be searched by
 PAGE = "50"
-SEVERITIES = {"critical": 0, "high": 1, "medium": 2, "low": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Pages:
         def make() -> bytes:
             jobs = sorted(view.jobs(), key=lambda job: (-job.stall_seconds, job.job))
             values = {"rows": [_row(job, opened) for job in jobs[:MOST_JOBS]], "more": max(0, len(jobs) - MOST_JOBS)}
-            shown = sorted(opened, key=lambda v: SEVERITIES.get(str(v["severity"]), 9))[:MOST_OPEN]
+            shown = sorted(opened, key=_weight)[:MOST_OPEN]
             return self._console.render(
                 "index.html.j2", **values, jobs=len(jobs), opened=shown, open_count=len(opened), closed=closed,
                 ready=ready, stats=stats,
@@ -179,6 +178,12 @@ class Pages:
         if page is None:
             raise HTTPException(404, missing)
         return Response(page, status, media_type="text/html")
+
+
+def _weight(verdict: Verdict) -> int:
+    """The worst first."""
+    severity = str(verdict["severity"])
+    return SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
 
 
 def _row(job: JobView, opened: Sequence[Verdict]) -> JobRow:

@@ -22,6 +22,7 @@ from denpexd.web.view import RANK_STATES, Entry, JobView, RankView, Reference, V
 MOST, USUAL = 1000, 100  # entries of a page
 MOST_RANKS = 20_000
 ALL = 1_000_000
+SEVERITIES = ("critical", "high", "medium", "low")
 MAX_LOG = 2 << 20  # bytes of a pasted log
 MAX_TEXT = 20_000  # characters that are searched for
 CATEGORIES = frozenset({"state", "job", "failure", "category", "severity", "since", "limit", "cursor"})
@@ -205,6 +206,7 @@ def select(verdicts: Iterable[Verdict], asked: Mapping[str, str]) -> tuple[list[
     since, after = _since(asked.get("since")), decoded(asked.get("cursor"), list)
     if after is not None and [type(part) for part in after] not in ([float, str], [int, str]):
         raise HTTPException(400, WRONG_CURSOR)
+    one_of(asked, "severity", SEVERITIES)
     wanted = {name: asked[name] for name in ("job", "failure", "category", "severity") if asked.get(name)}
 
     def is_wanted(v: Verdict) -> bool:

@@ -396,6 +396,7 @@ class TestDaemon:
 
     LINE: ClassVar[str] = "step {step} loss 0.5\n"
 
+    @pytest.mark.timeout(300)
     def test_from_a_crash_to_its_fix(self, browser: Any, tmp_path: Path) -> None:
         logs = tmp_path / "logs"
         logs.mkdir()
@@ -432,7 +433,7 @@ class TestDaemon:
             daemon.wait(20)
 
     def _url(self, said: Path) -> str:
-        for _ in range(300):
+        for _ in range(1500):
             if found := re.search(r"console and metrics on (http://\S+?)/?\s", said.read_text()):
                 return found[1]
             time.sleep(0.1)
