@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from denpexd.catalog.load import load, shipped_rules
-from denpexd.recording import read_case
+from denpexd.recording import Printed, Recording, read_case
 from denpexd.replay import Replayer
 from denpexd.scan.engine import choose_engine
+
+from .spans import Span, split
 
 CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "cases").glob("*/case.yaml"))
 
@@ -42,3 +44,65 @@ def test_the_cases_are_hangs_crashes_and_healthy_jobs() -> None:
     assert sum(bool(t.get("hang")) for t in truths) >= 8
     assert sum(t["failure"] is None for t in truths) >= 6
     assert len({t["failure"] for t in truths}) >= 12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lab-exc-index-n4-tee-json",
+        "lab-kill-n4-torchrun",
+        "lab-syncbn-sleep-timeout-n3",
+        "lab-order-groups-n2",
+        "lab-ok-longval-n4",
+    ],
+)
+async def test_split_over_two_nodes_a_job_has_the_same_verdict(replayer: Replayer, name: str) -> None:
+    recording = read_case(CASES[0].parent / name)
+    ranks = list(range(recording.world_size or 0))
+    half = len(ranks) // 2
+    with Span(replayer, name) as span:
+        hub = span.hub()
+        for node, part, off in zip("ab", split(recording, ranks[:half], ranks[half:]), (7.3, -3600.0), strict=True):
+            span.node(node, part, off)
+        await span.run(recording.observe_until + 20.0)
+        told = ("failure", "certainty", "initiating_ranks", "collateral_ranks")
+        alone = replayer.run(recording).verdicts
+        assert [[v[name] for name in told] for v in hub.verdicts] == [[v[name] for name in told] for v in alone]
+        assert len(span.pager.opened) == len(alone)
+
+
+def _steps(until: int, ranks: range) -> list[Printed]:
+    return [Printed(t + r / 100, r, "stdout", f"step {10 * t} loss 2.31") for t in range(1, until) for r in ranks]
+
+
+async def test_a_node_that_dies_with_its_ranks_is_named_when_others_miss_it(replayer: Replayer) -> None:
+    lost = "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, "
+    lost += "remote process exited or there was a network error, NCCL version 2.21.5"
+    lines = _steps(20, range(4)) + [Printed(30.0 + r, r, "stderr", lost) for r in (0, 1)]
+    with Span(replayer) as span:
+        hub = span.hub()
+        for node, part in zip("ab", split(Recording("job", 4, 60.0, lines), (0, 1), (2, 3)), strict=True):
+            span.node(node, part)
+        await span.run(20)
+        span.nodes[1].dead = True
+        await span.run(160)
+        [verdict] = hub.verdicts
+        assert (verdict["failure"], verdict["initiating_ranks"]) == ("node-lost", [2, 3])
+        assert verdict["collateral_ranks"] == [0, 1]
+        assert "node b has sent nothing" in str(verdict["evidence"])
+        assert len(span.pager.opened) == 1
+
+
+async def test_ranks_of_a_silent_node_are_never_said_to_hang(replayer: Replayer) -> None:
+    """Rank 0 stalls for real while the other node's daemon is gone: what its ranks do is not known."""
+    with Span(replayer) as span:
+        hub = span.hub()
+        for node, part in zip(
+            "ab", split(Recording("job", 4, 60.0, _steps(60, range(4))), (0, 1), (2, 3)), strict=True
+        ):
+            span.node(node, part)
+        await span.run(15)
+        span.nodes[1].dead = True
+        await span.run(62)
+        await span.run(170)
+        assert all(not {2, 3} & set(v["initiating_ranks"]) for v in hub.verdicts if v["failure"] != "node-lost")
