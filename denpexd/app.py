@@ -171,6 +171,7 @@ async def run(
             max_line=settings.ingest.max_line,
             record=(settings.keep.memory if settings.keep.bundles == "on" else 0, settings.keep.before),
         )
+        pipeline.journals = not hub
         if not (fresh or hub):  # what a hub knows is with the broker
             pipeline.restore(store.journal(), store.incidents("open"), clock.now())
         positions = {} if fresh else store.positions()

@@ -20,6 +20,7 @@ from denpexd.errors import CaseError
 _KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Dump, Exit, Fact, Frames, Hit, Joined, Raised)}
 DUMPED = 64  # operations of a dump that the journal keeps: a thousand ranks may write theirs in one second
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+_SIMPLE: Mapping[Any, type] = {kind: kind for kind in (str, int, float, bool)}
 _ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
 
@@ -94,7 +95,9 @@ def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
 
 def _checked(hint: Any, value: Any) -> Any:
     """The value as this type of the vocabulary; TypeError or ValueError where it is another."""
-    origin, inner = get_origin(hint), get_args(hint)
+    if _SIMPLE.get(hint) is type(value):
+        return value if type(value) is not float or isfinite(value) else _refuse(hint, value)
+    origin, inner = _shape(hint)
     if origin is UnionType:
         if value is None and type(None) in inner:
             return None
@@ -115,6 +118,11 @@ def _checked(hint: Any, value: Any) -> Any:
     if not isinstance(value, allowed) or (isinstance(value, bool) and hint is not bool):
         _refuse(hint, value)
     return value if hint is not float or isfinite(value) else _refuse(hint, value)
+
+
+@cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
 
 
 def _refuse(hint: Any, value: Any) -> Any:

@@ -118,6 +118,7 @@ class Pipeline:
         self._named: set[str] = set()  # jobs that files are there of
         self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
         self._now = start_t
+        self.journals = True  # whether what the cores were fed is to be kept in the state
 
     def job(self, name: str, start_t: float | None = None) -> Job:
         """The job, begun now if need be. `start_t`: since when it is watched, if not since the daemon's start."""
@@ -311,7 +312,7 @@ class Pipeline:
             outputs = job.core.feed(events)
             if job.tape is not None:
                 job.tape.add(events)
-            outcome.add(job.name, events, outputs)
+            outcome.add(job.name, events if self.journals else (), outputs)
             outcome.told.append((job.name, events))
             self._count(outputs)
         return outcome
@@ -322,14 +323,6 @@ class Pipeline:
         outcome.add("", [], outputs)
         self._count(outputs)
         return outcome
-
-    def resume(self, name: str, known: Sequence[Event], open_verdicts: Sequence[Verdict], t: float) -> None:
-        """A job that another daemon has watched until `t`: what was known then, and the incidents it told of."""
-        job = self.job(name, min((event.t for event in known), default=t))
-        job.heard = t
-        if job.tape is not None:
-            job.tape.known(known)
-        job.core.restore(known, open_verdicts, t)
 
     def leave(self, name: str) -> None:
         """Another daemon watches this job from now on."""

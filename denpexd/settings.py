@@ -180,7 +180,7 @@ class Hub(Section):
     node: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         default=None, description="name of this node in verdicts; otherwise the host name"
     )
-    alone_after: Annotated[Duration, Field(ge=20)] = Field(
+    alone_after: Annotated[Duration, Field(ge=45)] = Field(
         default=60.0, description="without a word of the hub for that long, a node tells of its incidents itself"
     )
     spool: Annotated[Size, Field(ge=1024**2)] = Field(
@@ -194,7 +194,7 @@ class Hub(Section):
         default=1, description="hub: on how many servers of a NATS cluster they are kept"
     )
     rebuild: Annotated[Duration, Field(ge=60)] = Field(
-        default=3600.0, description="hub: how far back it reads to know a job that another hub has watched"
+        default=600.0, description="hub: how far back it reads to know a job that another hub has watched"
     )
 
     @model_validator(mode="after")

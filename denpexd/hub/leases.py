@@ -4,6 +4,7 @@ A lease counts only until SAFE after the moment the renewal was *sent*: the brok
 hubs never both think that they have it. Who was paused finds out by its own clock, before it does anything.
 """
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from denpexd.hub.wire import PARTITIONS
 
 log = logging.getLogger(__name__)
 
-TTL = 15.0  # after which the broker forgets a lease
-RENEW = 4.0
-SAFE = 11.0  # less than TTL by more than a clock drifts and the broker takes
+TTL = 30.0  # after which the broker forgets a lease
+RENEW = 5.0
+SAFE = 24.0  # less than TTL by more than a clock drifts and the broker takes
 
 
 class Leases:
@@ -55,16 +56,18 @@ class Leases:
     async def renew(self) -> None:
         """Keep what is ours, as long as we may."""
         value = json.dumps({"hub": self._hub}).encode()
-        began = self._clock.now()
         await self._broker.put(LEASES, f"hub.{self._hub}", value)
-        for part, revision in list(self.held.items()):
-            began = self._clock.now()
-            new = await self._broker.update(LEASES, f"p{part}", value, revision)
-            if new is None:
-                log.warning("partition %d was taken by another hub", part)
-                self._sure[part] = float("-inf")
-            elif part in self.held:
-                self.held[part], self._sure[part] = new, began + SAFE
+        # All at once: on a busy hub each answer waits for its turn.
+        await asyncio.gather(*(self._renew(part, revision, value) for part, revision in self.held.items()))
+
+    async def _renew(self, part: int, revision: int, value: bytes) -> None:
+        began = self._clock.now()
+        new = await self._broker.update(LEASES, f"p{part}", value, revision)
+        if new is None:
+            log.warning("partition %d was taken by another hub", part)
+            self._sure[part] = float("-inf")
+        elif part in self.held:
+            self.held[part], self._sure[part] = new, began + SAFE
 
     async def share(self) -> tuple[list[int], list[int]]:
         """The partitions that nobody has and we should take, and those of ours that another should have."""

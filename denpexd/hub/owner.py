@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 SPEAK = 2.0  # seconds between two words to the nodes
 AGAIN = 2.0  # after the broker has failed
 MOST_KNOWN = 50_000  # events of one job that are read quietly
+SLICE = 500  # of them at once
+TURN = 0.05  # seconds of judging after which all else has its turn
 MOST_STEPS = 60  # ticks in which any backlog is judged
 EARLY = 60.0  # seconds before a node told of an incident in which the hub may know of it already
 MISSED = 60.0  # seconds before a node's last word in which others may have begun to miss it
@@ -177,7 +179,7 @@ class HubDaemon(Daemon):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def _read_forever(self, part: Part) -> None:
-        while True:
+        while self.parts.get(part.number) is part:  # the library may swallow that we are told to end
             if await self.read(part, 1.0):
                 await self.clock.sleep(0)
             elif part.blind:
@@ -189,7 +191,7 @@ class HubDaemon(Daemon):
         try:
             found = await self._broker.read(part.number, part.after, since, wait)
         except BrokerError as error:
-            if not part.blind:
+            if not (part.blind or self.stopping.is_set()):
                 log.warning("partition %d cannot be read: %s", part.number, error)
             part.blind = True
             return 0
@@ -201,7 +203,9 @@ class HubDaemon(Daemon):
     async def take(self, part: Part, found: Sequence[Stored]) -> None:
         """Messages of the partition, in their order; none: the broker has no newer one."""
         now = self.clock.now()
-        for stored in found:
+        for number, stored in enumerate(found):
+            if number % 16 == 15:
+                await self.clock.sleep(0)
             part.after = stored.number
             part.now.learn(stored.stamp, now)
             part.unjudged.append((stored.number, stored.stamp))
@@ -230,7 +234,6 @@ class HubDaemon(Daemon):
 
     async def _resume(self, part: Part) -> None:
         """All that the owner before us has dealt with is read: know it, and its incidents; from now on speak."""
-        part.live = True
         done, records = part.done, part.records
         stamp = max((stamp for number, stamp in part.unjudged if number <= done), default=None)
         jobs = {record.job for record in records} | part.jobs.keys()
@@ -241,12 +244,25 @@ class HubDaemon(Daemon):
                 continue
             until = stamp if stamp is not None else (part.present or self.clock.now())
             known: deque[Event] = deque((e for batch in job.merge.due(until) for e in batch), maxlen=MOST_KNOWN)
-            self.pipeline.resume(name, list(known), open_, until)
             job.ticked = until
+            await self._learn(job, list(known), open_, until)
+            if self.parts.get(part.number) is not part:
+                return
         while part.unjudged and part.unjudged[0][0] <= done:
             part.unjudged.popleft()
+        part.live = True
         # Who was told is on the board, so these are the messages that are missing.
         await self.handle(Outcome(changes=[_change(record) for record in records]))
+
+    async def _learn(self, job: Job, known: list[Event], open_: Sequence[Verdict], until: float) -> None:
+        """What the core is to know of the time before, a little at a time: all else goes on beside it."""
+        core = self.pipeline.job(job.name, min((event.t for event in known), default=until)).core
+        for begin in range(0, len(known), SLICE):
+            core.feed(known[begin : begin + SLICE])
+            await self.clock.sleep(0)
+        if (tape := self.pipeline.job(job.name).tape) is not None:
+            tape.known(known)
+        core.restore((), open_, until)
 
     def _told_alone(self, job: Job, t: float) -> Outcome:
         """Nodes have told of incidents while they heard no hub: they keep those keys.
@@ -294,14 +310,18 @@ class HubDaemon(Daemon):
 
     async def _judge(self, now: float) -> None:
         await self._let_go_of(self.leases.lost())
+        began = self.clock.now()
         for part in list(self.parts.values()):
             present = part.present
             if not part.live or part.blind or present is None:
                 continue
-            for number, job in enumerate(list(part.jobs.values())):
+            for job in list(part.jobs.values()):
                 await self._catch_up(job, present - SETTLE)
-                if number % 16 == 15:
+                if self.clock.now() - began > TURN:
                     await self.clock.sleep(0)
+                    began = self.clock.now()
+                if self.parts.get(part.number) is not part:
+                    break
             ticked = min((job.ticked for job in part.jobs.values() if job.ticked is not None), default=present)
             while part.unjudged and part.unjudged[0][1] <= ticked:
                 part.done = part.unjudged.popleft()[0]

@@ -191,7 +191,7 @@ class Machine:
         self.link = Link(world.server)
         self.store = Store(world.folder / f"{name}.sqlite", self.clock).open()
         self.pager = Pager(owner=name, shared=world.pager)
-        self.pipeline = Pipeline(world.catalog, world.scanner, start_t=self.clock.now(), limits=Limits())
+        self.pipeline = Pipeline(world.catalog, world.scanner, start_t=self.clock.now(), limits=world.limits)
         self.paused = False
 
     def parts(self, collector: Any, sinks: Sequence[Any]) -> tuple[Any, ...]:
@@ -275,6 +275,7 @@ class Node(Machine):
 class Hub(Machine):
     def __init__(self, world: "Span", name: str) -> None:
         super().__init__(world, name)
+        self.pipeline.journals = False
         settings = Settings(state_dir=world.folder, sinks=PAGER, hub={"url": ["nats://h"]})
         self.daemon: HubDaemon = HubDaemon(settings, *self.parts(Nobody(), fenced([self.pager], lambda: self.daemon)))
         self.daemon.span(settings.hub, self.link)
@@ -285,7 +286,7 @@ class Hub(Machine):
         if self.paused or self.dead:
             return
         daemon = self.daemon
-        if t % 4 == 0 or not daemon.parts:
+        if t % 5 == 0 or not daemon.parts:
             try:
                 await daemon.own()
             except BrokerError:
@@ -309,13 +310,14 @@ class Hub(Machine):
 class Span:
     """The world: one job whose ranks live on several nodes."""
 
-    def __init__(self, replayer: Replayer, job: str = "job", folder: Path | None = None) -> None:
+    def __init__(self, replayer: Replayer, job: str = "job", limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         self.catalog, self.job, self.replayer, self.scanner = replayer.catalog, job, replayer, replayer._scanner
         self.clock = ManualClock()
         self.server = Server(self.clock)
         self.pager = Pager()
         self._made = tempfile.TemporaryDirectory(dir=FAST if FAST.is_dir() else None)
-        self.folder = folder or Path(self._made.name)
+        self.folder = Path(self._made.name)
         self.nodes: list[Node] = []
         self.hubs: list[Hub] = []
         self.t = 0
