@@ -3,12 +3,14 @@
 `catalog/load.py` makes these from files. Patterns arrive as Matcher objects, so the core knows no regex engine.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from denpexd.core.events import UNKNOWN_RANK
+
+T = TypeVar("T")
 
 TIMED = frozenset({"stalled", "silent", "worked_on", "dump"})  # facts that time alone can make true
 
@@ -223,6 +225,7 @@ class Index:
         self.kernel: set[str] = set()  # rules about lines of the kernel
         self._by_signal: dict[str, set[str]] = {}
         self._by_fact: dict[str, set[str]] = {}
+        self._known: dict[str, object] = {}
         for rule in catalog.rules.values():
             for signal_id in used_signals(rule):
                 signal = catalog.signals[signal_id]
@@ -233,6 +236,12 @@ class Index:
                     self.kernel.add(rule.id)
                 if signal.fact in TIMED or (signal.fact == "told_to_stop" and "for" in signal.params):
                     self.timed.add(rule.id)
+
+    def once(self, what: str, make: Callable[[], T]) -> T:
+        """Something that is worked out of the catalogue once for all jobs; it must not know of any job."""
+        if what not in self._known:
+            self._known[what] = make()
+        return cast(T, self._known[what])
 
     def signal(self, signal_id: str) -> set[str]:
         """Rules that look at this signal."""

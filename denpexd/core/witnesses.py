@@ -25,20 +25,49 @@ _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 
 
+class Texts:
+    """What the rules of a catalogue see in exceptions and stacks.
+
+    Ten thousand ranks raise the same at once, and stand at the same place: it is worked out once, for all jobs.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        signals = catalog.signals.values()
+        self._exceptions = [s for s in signals if s.fact == "raised"]
+        self._frames = [s for s in signals if s.kind == "frame"]
+        self._others = [s for s in signals if s.kind == "log" and s.role in ("collateral", "teardown", "event")]
+        self.fits = lru_cache(maxsize=256)(self._fits)
+        self.hits = lru_cache(maxsize=256)(self._hits)
+        self.harmless = lru_cache(maxsize=256)(self._harmless)
+
+    def _fits(self, chain: tuple[tuple[str, str], ...]) -> frozenset[str]:
+        """The signals that ask for the type and the message of one of these exceptions."""
+        return frozenset(s.id for s in self._exceptions if chain_matches(s, chain))
+
+    def _hits(self, frames: tuple[Frame, ...]) -> dict[str, Frame]:
+        """By signal the innermost frame that fits it."""
+        found = {}
+        for signal in self._frames:
+            looked = _callers(signal, frames)
+            frame = next((f for f in looked if _frame_fits(signal, f.canonical, f.qualified)), None)
+            if frame is not None:
+                found[signal.id] = frame
+        return found
+
+    def _harmless(self, text: str, placed: str) -> bool:
+        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
+        return any(
+            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self._others
+        )
+
+
 class Witnesses:
-    """Takes in what others than lines tell; holds which signals are frames, and which blame nobody who prints them."""
+    """Takes in what others than lines tell."""
 
     def __init__(self, catalog: Catalog, job: JobState) -> None:
         self.job = job
-        self.frame_signals = [s for s in catalog.signals.values() if s.kind == "frame"]
-        self.harmless = [
-            s for s in catalog.signals.values() if s.kind == "log" and s.role in ("collateral", "teardown", "event")
-        ]
-        self._exceptions = [s for s in catalog.signals.values() if s.fact == "raised"]
-        # Ten thousand ranks raise the same at once, and stand at the same place.
-        self._hits = lru_cache(maxsize=256)(self._fitting_frames)
-        self._fits = lru_cache(maxsize=256)(self._fitting)
-        self._harmless = lru_cache(maxsize=256)(self._is_harmless)
+        texts = catalog.index.once("texts", lambda: Texts(catalog))
+        self._fits, self._hits, self._harmless = texts.fits, texts.hits, texts.harmless
         for state in job.ranks.values():  # these may be other rules than before
             state.raised = [replace(known, fits=self._fits(known.event.chain)) for known in state.raised]
 
@@ -68,20 +97,10 @@ class Witnesses:
             if not any(known.event.chain == event.chain for known in state.raised):
                 state.keep(RaisedBy(event, self.job.seq, False, self._fits(event.chain)))
 
-    def _fitting(self, chain: tuple[tuple[str, str], ...]) -> frozenset[str]:
-        """The signals that ask for the type and the message of one of these exceptions."""
-        return frozenset(s.id for s in self._exceptions if chain_matches(s, chain))
-
     def _named_by_pid(self, event: Raised) -> RankState | None:
         """Ray's driver prints the exceptions of workers; the text names the process."""
         named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
         return self.job.rank(named.pop()) if len(named) == 1 else None
-
-    def _is_harmless(self, text: str, placed: str) -> bool:
-        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
-        return any(
-            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self.harmless
-        )
 
     def frames(self, event: Frames) -> None:
         state = self.job.rank(event.rank)
@@ -94,16 +113,6 @@ class Witnesses:
         hits = self._hits(event.frames)
         steady = event.t - since >= STEADY - 0.5
         state.snapshots[event.kind] = Snapshot(event, self.job.seq, since, steady, hits)
-
-    def _fitting_frames(self, frames: tuple[Frame, ...]) -> dict[str, Frame]:
-        """By signal the innermost frame that fits it."""
-        hits = {}
-        for signal in self.frame_signals:
-            looked = _callers(signal, frames)
-            frame = next((f for f in looked if _frame_fits(signal, f.canonical, f.qualified)), None)
-            if frame is not None:
-                hits[signal.id] = frame
-        return hits
 
     def dumped(self, event: Dump) -> None:
         """A Flight Recorder dump; equal ones say that the rank has not moved in between."""

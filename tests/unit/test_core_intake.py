@@ -16,9 +16,11 @@ from denpexd.core.events import (
     Joined,
     Raised,
 )
+from denpexd.core.intake import Intake
+from denpexd.core.rule import Catalog
 from denpexd.core.state import MAX_METRICS, MAX_RAISED
 
-from .jobs import World, stack
+from .jobs import TINY, World, stack
 
 
 def line(rank: int, signal: str, *, handled: bool = False, history: bool = False, **fields: str) -> Hit:
@@ -301,10 +303,9 @@ def test_frames_are_matched_with_and_without_their_class(memory: World) -> None:
     ids=["called by it", "calls it", "not there"],
 )
 def test_frames_that_a_frame_outside_calls_do_not_count(memory: World, frames: tuple[str, ...], counts: bool) -> None:
-    witnesses = memory.intake
-    witnesses.frame_signals = [
-        replace(s, param_matchers={"outside": re.compile("^next ")}) for s in witnesses.frame_signals
-    ]
+    outside = {"outside": re.compile("^next ")}
+    signals = {name: replace(s, param_matchers=outside) for name, s in TINY.signals.items() if s.kind == "frame"}
+    memory.intake = Intake(Catalog({}, signals), memory.job)
     memory.at(1.0, stack(0, *frames))
     assert ("line.exchanging" in memory.job.ranks[0].snapshots["py-spy"].hits) is counts
 
