@@ -118,11 +118,16 @@ class Nats:
             "error_cb": _error,
             **_secrets(self._settings),
         }
+        client = nats.NATS()
         try:
-            # The library tries for ever once it has been connected, and for as long as we let it before.
-            return await asyncio.wait_for(nats.connect(**options, allow_reconnect=True), 10)
+            # A server that refuses us does so again: the library would leave a socket open each time.
+            await asyncio.wait_for(client.connect(**options, allow_reconnect=False), 10)
         except (TimeoutError, OSError, ValueError, nats.errors.Error) as error:
-            raise BrokerError(f"no connection to {self._shown}: {error or type(error).__name__}") from None
+            await _closed(client)
+            why = client.last_error or error
+            raise BrokerError(f"no connection to {self._shown}: {why or type(why).__name__}") from None
+        client.options["allow_reconnect"] = True  # for ever, from now on
+        return client
 
     async def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
         nats = library()
@@ -264,10 +269,14 @@ class Nats:
 
     async def close(self) -> None:
         if self._nats is not None:
-            try:
-                await asyncio.wait_for(self._nats.close(), 2)
-            except Exception as error:
-                log.debug("the connection to the broker did not close in order: %r", error)
+            await _closed(self._nats)
+
+
+async def _closed(client: Any) -> None:
+    try:
+        await asyncio.wait_for(client.close(), 2)
+    except Exception as error:
+        log.debug("the connection to the broker did not close in order: %r", error)
 
 
 def library() -> Any:

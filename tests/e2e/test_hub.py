@@ -1,5 +1,6 @@
 """Two nodes and a hub as a user starts them, a real nats-server between them, a webhook receiver behind."""
 
+import asyncio
 import json
 import shutil
 import socket
@@ -14,6 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+
+from denpexd.errors import BrokerError
+from denpexd.hub.broker import BOARD, LEASES, Nats
+from denpexd.hub.wire import partition, subject, word_of
+from denpexd.settings import Hub
 
 pytestmark = [
     pytest.mark.e2e,
@@ -32,17 +38,35 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+class Server:
+    """A nats-server on loopback that asks for a token; `url` stays over a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, free_port()
+        self.url = f"nats://127.0.0.1:{self._port}"
+        self.token = folder / "token"
+        self.token.write_text("sesame\n")
+        self.start()
+
+    def start(self) -> None:
+        command = ["nats-server", "-a", "127.0.0.1", "-p", str(self._port), "-js", "-sd", str(self._folder / "nats")]
+        with (self._folder / "nats.log").open("ab") as log:
+            self._process = subprocess.Popen([*command, "--auth", "sesame"], stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"url": self.url, "token_file": str(self.token)}
+
+
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    command = ["nats-server", "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path / "nats")]
-    with (tmp_path / "nats.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        yield f"nats://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(10)
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    made.stop()
 
 
 class Alerts(list[dict[str, Any]]):
@@ -105,7 +129,6 @@ class Started:
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
     def end(self) -> None:
-        self.process.terminate()
         assert self.process.wait(20) == 0, self.log
 
 
@@ -116,14 +139,14 @@ def until(holds: Any, seconds: float, why: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, broker: str, alerts: Alerts) -> None:
+def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, server: Server, alerts: Alerts) -> None:
     webhook = {"sinks": [{"type": "webhook", "url": alerts.url}]}
-    hub = Started(tmp_path, "hub", ["hub"], {"hub": {"url": broker, "size": "32MiB"}, **webhook})
+    hub = Started(tmp_path, "hub", ["hub"], {"hub": {**server.options, "size": "32MiB"}, **webhook})
     nodes = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         config = {"job": "split", "paths": [str(tmp_path / name / "rank{rank}.log")], **webhook}
-        nodes.append(Started(tmp_path, f"node-{name}", ["run"], {**config, "hub": {"url": broker, "node": name}}))
+        nodes.append(Started(tmp_path, f"node-{name}", ["run"], {**config, "hub": {**server.options, "node": name}}))
     until(lambda: all(one.ready() for one in (hub, *nodes)), 60, "not ready in time")
 
     began = time.monotonic()
@@ -148,5 +171,84 @@ def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, broker
     assert hub.metric('denpexd_hub_nodes{state="heard"}') == 2
     assert all(node.metric("denpexd_hub_alone") == 0 for node in nodes)
     for one in (*nodes, hub):
+        one.process.terminate()
+    for one in (*nodes, hub):
         one.end()
     assert len(alerts) == 1
+
+
+async def eventually(answer: Any, seconds: float = 20.0) -> Any:
+    """The answer of the broker, which may be starting."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return await answer()
+        except BrokerError:
+            assert time.monotonic() < end
+            await asyncio.sleep(0.2)
+
+
+async def hears(heard: list[bytes], number: int) -> None:
+    end = time.monotonic() + 20
+    while len(heard) < number:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+
+
+async def test_the_broker_keeps_what_hubs_rely_on(server: Server) -> None:
+    broker = Nats(Hub(**server.options, size="32MiB"), "test", lease=2.0)
+    await eventually(broker.prepare)
+    await broker.prepare()  # it is there already
+    job = "run7"
+    part = partition(job)
+    for number, name in enumerate(("one", "two", "two", "three")):
+        await broker.publish(subject(job), b"%d" % number, name)
+    await broker.publish(subject("elsewhere"), b"x", "four")
+    since = time.time() - 60
+    first = await broker.read(part, 0, since, 2.0)
+    assert [one.data for one in first] == [b"0", b"1", b"3"]
+    assert all(abs(one.stamp - time.time()) < 60 for one in first)
+    assert await broker.read(part, first[-1].number, since, 0.2) == []
+    assert [one.data for one in await broker.read(part, first[0].number, since, 2.0)] == [b"1", b"3"]
+
+    mine = await broker.create(LEASES, "p3", b"me")
+    assert mine is not None
+    assert await broker.create(LEASES, "p3", b"you") is None
+    again = await broker.update(LEASES, "p3", b"me", mine)
+    assert again is not None
+    assert await broker.update(LEASES, "p3", b"you", mine) is None
+    assert await broker.get(LEASES, "p3") == (b"me", again)
+    assert await broker.keys(LEASES) == ["p3"]
+    await broker.put(BOARD, "p3.done", b"7")
+    heard: list[bytes] = []
+    await broker.listen(word_of(part), heard.append)
+    await broker.say(word_of(part), b"word")
+    await hears(heard, 1)
+
+    server.stop()
+    with pytest.raises(BrokerError):
+        await broker.publish(subject(job), b"4", "five")
+    server.start()
+    await eventually(lambda: broker.publish(subject(job), b"4", "five"))
+    found = await eventually(lambda: broker.read(part, first[-1].number, since, 2.0))
+    assert [one.data for one in found] == [b"4"]
+    assert await broker.get(BOARD, "p3.done") == (b"7", 1)
+    until(lambda: time.time() > since + 62.5, 10, "the lease ends")
+    assert await broker.create(LEASES, "p3", b"you") is not None  # it was not renewed
+    await broker.delete(LEASES, "p3")
+    assert await broker.get(LEASES, "p3") is None
+    assert await broker.create(LEASES, "p3", b"me") is not None
+    await broker.say(word_of(part), b"word again")
+    await hears(heard, 2)
+    assert heard == [b"word", b"word again"]
+    await broker.forget(part)
+    await broker.close()
+
+
+async def test_a_wrong_token_is_an_error_with_a_reason(server: Server, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("other")
+    broker = Nats(Hub(url=server.url, token_file=wrong), "test", lease=2.0)
+    with pytest.raises(BrokerError, match=r"no connection to nats://127\.0\.0\.1.*uthorization"):
+        await broker.publish(subject("job"), b"", "one")
+    await broker.close()
