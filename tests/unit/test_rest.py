@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from stand import Stand, job, stand, verdict
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -16,7 +18,7 @@ from starlette.routing import Route
 from denpexd.web import pages
 from denpexd.web.api import create_app
 from denpexd.web.openapi import document
-from denpexd.web.rest import MAX_LOG
+from denpexd.web.rest import MAX_LOG, in_pieces
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -188,6 +190,17 @@ class TestWhatIsKnown:
         app = create_app(daemon)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             assert (await client.get("/api/v1/failures")).status_code == 404
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+)
+
+
+@given(VALUES)
+def test_json_in_pieces_is_json(value: object) -> None:
+    assert json.loads(in_pieces(value)) == json.loads(json.dumps(value))
 
 
 # --- the document -----------------------------------------------------------------------------------------------------
