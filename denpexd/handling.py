@@ -133,7 +133,7 @@ class Handling:
     async def history(self, asked: Mapping[str, str]) -> dict[str, object]:
         """Incidents of the state, last changed first: `job`, `failure`, `node`, `q`, `limit`, `cursor`."""
         limit = asked.get("limit", "50")
-        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MOST_FOUND):
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 6 and 1 <= int(limit) <= MOST_FOUND):
             raise RequestError(400, f"limit is {limit[:20]!r}; give a number from 1 to {MOST_FOUND}")
         place = _place(asked.get("cursor"))
         wanted = [asked.get(name, "")[:500] for name in ("job", "failure", "node")]

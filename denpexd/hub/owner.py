@@ -121,9 +121,7 @@ class HubDaemon(Daemon):
                     await self._make_ready()
                 prepared = True
                 await self.own()
-                for part in self.parts.values():
-                    if part.reader is None:
-                        part.reader = asyncio.create_task(self._read_forever(part), name=f"read-{part.number}")
+                self.keep_reading()
             except BrokerError as error:
                 log.warning("%s; partitions are given up when their leases end", error)
             await self._let_go_of(self.leases.lost())
@@ -175,6 +173,14 @@ class HubDaemon(Daemon):
                 self.ledger.leave(key)
         self.board.leave(number)
         await asyncio.to_thread(self.store.withdraw, lambda d: partition(str(d.verdict.get("job", ""))) == number)
+
+    def keep_reading(self) -> None:
+        """Each partition has a reader; one that failed over a message goes on behind it."""
+        for part in self.parts.values():
+            if (was := part.reader) is not None and was.done() and not was.cancelled():
+                log.error("partition %d: reading failed and begins again", part.number, exc_info=was.exception())
+            if was is None or was.done():
+                part.reader = asyncio.create_task(self._read_forever(part), name=f"read-{part.number}")
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,10 @@ PARTITIONS = 16
 SUBJECTS = "denpexd.events.>"
 MOST_BYTES = 512 * 1024  # of one message; a server takes 1 MiB unless it is told otherwise
 MOST_INFLATED = 32 * 1024**2
+MOST_WORLD = 10_000_000  # ranks of a job
+MOST_RANKS = 65_536  # of one node, or in one wish
+_LATEST = 1e11  # seconds; a calendar ends a little later
+_LARGEST = 2**53  # a number beyond it is none of ours, and breaks whoever takes it for a float
 _PACK_FROM = 1024  # bytes below which compressing is not worth it
 _PLAIN, _PACKED = b"\x00", b"\x01"
 
@@ -132,14 +136,17 @@ def decode_message(data: bytes) -> Message:
         return Message(
             str(found["node"]),
             str(found["job"]),
-            float(found["sent"]),
-            tuple(int(rank) for rank in found["ranks"]),
-            None if found["world_size"] is None else int(found["world_size"]),
-            [Row(str(s), int(n), [[unpacked(e) for e in batch] for batch in b]) for s, n, b in found["rows"]],
-            [dict(verdict) for verdict in found["told"]],
+            _time(found["sent"]),
+            _ranks(found["ranks"]),
+            None if found["world_size"] is None else _count(found["world_size"], MOST_WORLD),
+            [
+                Row(str(s), _count(n), [[unpacked(e) for e in batch] for batch in b if batch])
+                for s, n, b in found["rows"]
+            ],
+            [_told(verdict) for verdict in found["told"]],
             bool(found["leaving"]),
         )
-    except (CaseError, KeyError, TypeError, ValueError) as wrong:
+    except (CaseError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
         raise WireError(f"not a message of a node: {wrong}") from None
 
 
@@ -154,12 +161,46 @@ def decode_word(data: bytes) -> Word:
     found = _content(data)
     try:
         wants = [
-            (str(job), Want(float(t), str(kind), tuple(int(r) for r in ranks), str(why)))
+            (str(job), Want(_time(t), str(kind), _ranks(ranks), str(why)))
             for job, t, kind, ranks, why in found["wants"]
         ]
-        return Word(str(found["hub"]), int(found["epoch"]), [dict(each) for each in found["told"]], wants)
-    except (KeyError, TypeError, ValueError) as wrong:
+        return Word(str(found["hub"]), _count(found["epoch"]), [_told(each) for each in found["told"]], wants)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
         raise WireError(f"not the word of a hub: {wrong}") from None
+
+
+def _time(value: Any) -> float:
+    if not abs(t := float(value)) <= _LATEST:  # also where it is no number
+        raise ValueError(f"{str(value)[:40]} is no time")
+    return t
+
+
+def _count(value: Any, most: int = _LARGEST) -> int:
+    if not -1 <= (number := int(value)) <= most:
+        raise ValueError(f"{str(value)[:40]} is not a number up to {most}")
+    return number
+
+
+def _ranks(given: Any) -> tuple[int, ...]:
+    if len(given) > MOST_RANKS:
+        raise ValueError(f"{len(given)} ranks")
+    return tuple(_count(rank, MOST_WORLD) for rank in given)
+
+
+def _told(given: Any) -> dict[str, Any]:
+    """A verdict, or as much of one as is told: what is counted with must be what it says."""
+    told: dict[str, Any] = dict(given)
+    if "opened_t" in told:
+        told["opened_t"] = _time(told["opened_t"])
+    if "revision" in told:
+        told["revision"] = _count(told["revision"])
+    for last in dict(told.get("sent", {})).values():
+        for name, value in last.items():
+            if name == "at":
+                _time(value)
+            elif name not in ("event", "acknowledged"):
+                _count(value)
+    return told
 
 
 def _bytes(text: str) -> bytes:

@@ -5,7 +5,6 @@ wider address it is everybody else, so all but what a scraper needs asks for the
 """
 
 import base64
-import binascii
 import hmac
 import ipaddress
 from collections.abc import Collection, Mapping
@@ -123,6 +122,6 @@ def _credential(header: str) -> bytes:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value.strip(), validate=True).partition(b":")[2]
-        except binascii.Error:
+        except ValueError:  # also for letters beyond ASCII
             return b""
     return b""

@@ -244,6 +244,8 @@ class TestWhoMayAsk:
                     answer = await client.get(path, headers={"authorization": bad})
                     assert answer.status_code == 401
                     assert "s3cret" not in answer.text
+                foreign = await client.get(path, headers={"authorization": b"Basic \xe9"})
+                assert foreign.status_code == 401
             assert "Basic" in (await client.get("/")).headers["www-authenticate"]
 
     async def test_a_token_counts_on_loopback_too(self, daemon):

@@ -408,7 +408,7 @@ class TestHistory:
             first = (await site.client.get("/api/v1/history?limit=2")).json()
             assert [v["key"] for v in first["incidents"]] == ["k4", "k3"]
             assert await keys(limit="9", cursor=first["next"]) == ["k2", "k1", "k0"]
-            for wrong in ("limit=0", "limit=x", "cursor=x", "jobb=x"):
+            for wrong in ("limit=0", "limit=x", "limit=000001" + "9" * 5000, "limit=000050999", "cursor=x", "jobb=x"):
                 assert (await site.client.get(f"/api/v1/history?{wrong}")).status_code == 400
             assert await keys(q="50%") == []  # the last word of each had no summary
             await site.say(Opened, key="new", job="job9", summary="50% naïve_x")

@@ -1,5 +1,6 @@
 """Jobs on several nodes: one verdict, one key, one page, whatever happens to clocks, broker, hubs and nodes."""
 
+import asyncio
 import random
 from collections.abc import Iterator, Sequence
 
@@ -82,6 +83,26 @@ class TestOneJob:
         assert verdict["nodes"] == {"0": "node-a", "1": "node-a", "2": "node-b", "3": "node-b"}
         assert verdict["evidence"][0]["source"].startswith("node-b:")
         assert [(who, event) for who, _, _, event in span.pager.got] == [("hub", "opened")]
+
+    async def test_a_partition_is_read_on_after_a_message_that_cannot_be_taken(
+        self, span: Span, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        daemon = span.hub().daemon
+        await daemon.own()
+        part, tried = next(iter(daemon.parts.values())), 0
+
+        async def read(*_: object) -> int:
+            nonlocal tried
+            tried += 1
+            raise RuntimeError("a message that cannot be taken")
+
+        monkeypatch.setattr(daemon, "read", read)
+        daemon.parts = {part.number: part}
+        for _ in range(2):
+            daemon.keep_reading()
+            assert part.reader is not None
+            await asyncio.wait([part.reader])
+        assert tried == 2
 
     async def test_a_hang_is_explained_by_the_stacks_of_all_nodes(self, span: Span, replayer: Replayer) -> None:
         hub = span.hub()

@@ -79,12 +79,33 @@ def test_whatever_comes_over_the_network_is_refused_with_a_reason(data: bytes, b
 
 
 @pytest.mark.parametrize(
-    "change", [{"rows": [["s", 1, [[{"event": "Nonsense"}]]]]}, {"sent": "x"}, {"ranks": None}, {"told": [1]}, {"v": 2}]
-)
+    "change", [{"rows": [["s", 1, [[{"event": "Nonsense"}]]]]}, {"sent": "x"}, {"ranks": None}, {"told": [1]}, {"v": 2},
+    {"sent": float("nan")}, {"sent": 10**400}, {"ranks": [float("inf")]}, {"ranks": [0] * 100_000},
+    {"ranks": [1 << 40]}, {"world_size": 1e999}, {"world_size": 1 << 40}, {"rows": [["s", 1 << 60, []]]}, {"told": [{"opened_t": "soon"}]},
+    {"told": [{"revision": [], "key": "k"}]}, {"told": [{"sent": {"pager": None}}]}, {"told": [{"sent": [1]}]},
+    {"told": [{"sent": {"pager": {"revision": 1, "event": "opened", "at": "noon"}}}]}]
+)  # fmt: skip
 def test_a_message_with_something_else_in_it_is_refused(change: dict[str, object]) -> None:
     whole = json.loads(as_bytes(Message("n", "j", 1.0))[1:])
     with pytest.raises(WireError):
         decode_message(b"\x00" + json.dumps(whole | change).encode())
+
+
+@pytest.mark.parametrize(
+    "change", [{"epoch": 1e999}, {"wants": [["j", 10**400, "stacks", [], ""]]},
+    {"wants": [["j", 1, "stacks", [1e999], ""]]}, {"told": [{"key": "k", "sent": {"pager": []}}]}, {"told": [{"opened_t": float("inf")}]}]
+)  # fmt: skip
+def test_a_word_with_something_else_in_it_is_refused(change: dict[str, object]) -> None:
+    whole = json.loads(encode_word(Word("h", 1))[1:])
+    with pytest.raises(WireError):
+        decode_word(b"\x00" + json.dumps(whole | change).encode())
+
+
+def test_a_batch_without_events_is_none() -> None:
+    whole = json.loads(as_bytes(Message(HUB, "j", 1.0))[1:])
+    message = decode_message(b"\x00" + json.dumps(whole | {"rows": [["s", 1, [[]]]]}).encode())
+    (merge := Merge()).take(message, 2.0)
+    assert merge.waiting == 0
 
 
 def test_a_message_that_grows_beyond_measure_is_refused() -> None:

@@ -9,6 +9,7 @@ from denpexd import reference
 from denpexd.catalog.packs import Packs, load_packs
 from denpexd.errors import SourceError
 from denpexd.reference import RuleReference
+from denpexd.web import server
 
 OOM = (Path(__file__).parents[1] / "e2e" / "jobs" / "oom.txt").read_bytes()
 
@@ -77,3 +78,7 @@ async def test_what_takes_too_long_is_given_up(known: RuleReference, monkeypatch
     monkeypatch.setattr(reference, "SECONDS", 30.0)
     with pytest.raises(SourceError, match="too much memory or time"):
         await known.diagnose(OOM)
+
+
+def test_whoever_pastes_a_slow_log_is_still_told_why_there_is_no_answer() -> None:
+    assert reference.SECONDS + 5 < server.ANSWERING
