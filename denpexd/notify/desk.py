@@ -76,6 +76,7 @@ class Desk:
         self._sent, self._well = sent, well
         self._planned: dict[str, dict[str, Sent]] = {}  # by incident and sink, not yet known to the outbox
         self._storms: dict[str, Storm] = {}
+        self._hush: tuple[Verdict, str, str] | None = None  # of the incident that is looked at
         self.use(alerting)
 
     def use(self, alerting: Alerting) -> None:
@@ -105,6 +106,7 @@ class Desk:
 
     def changed(self, verdict: Verdict, now: float) -> list[Delivery]:
         """The messages that an incident causes as it stands now."""
+        self._hush = None
         told = [self._tell(verdict, route, now) for route in self.alerting.routes]
         return [one for one in told if one is not None]
 
@@ -194,8 +196,11 @@ class Desk:
         )
 
     def _hushed(self, verdict: Verdict, at: Moment) -> Moment:
-        silence = self.book.silence_of(verdict, self.alerting.tags, at.now)
-        return replace(at, silence=silence, maintenance=under_maintenance(self.alerting, verdict, at.now))
+        """With what holds for the incident, which is the same for all sinks."""
+        if self._hush is None or self._hush[0] is not verdict:
+            silence = self.book.silence_of(verdict, self.alerting.tags, at.now)
+            self._hush = (verdict, silence, under_maintenance(self.alerting, verdict, at.now))
+        return replace(at, silence=self._hush[1], maintenance=self._hush[2])
 
     @staticmethod
     def ended_at(verdict: Verdict, now: float) -> float:
@@ -211,6 +216,7 @@ class Desk:
             if verdict is None:
                 found.setdefault(one.reason, []).append(one)
             elif verdict.get("state") == "closed":
+                self._hush = None
                 still = muted(verdict, route, self._hushed(verdict, self._moment(verdict, route.name, now)))
                 if still is None:
                     found.setdefault(one.reason, []).append(one)

@@ -17,16 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from denpexd.clock import Clock, SystemClock
-from denpexd.errors import StateError
 from denpexd.notify.database import Database, Statement
 from denpexd.notify.policy import Delivery, Sent, Verdict, after
 from denpexd.notify.redact import redact_json, redact_verdict
 from denpexd.notify.rows import (
     DEAD,
     INCIDENTS,
-    MAX_CLOSED,
-    MAX_FINISHED,
-    MAX_JOURNAL,
     MAX_TOLD,
     PRUNE,
     SCHEMAS,
@@ -37,21 +33,12 @@ from denpexd.notify.rows import (
     incident_statement,
     position_statement,
 )
+from denpexd.notify.writer import Writer
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 10_000
 PRUNE_EVERY = 256  # commits
-# Rows that wait in memory while the disk refuses them, by kind; the oldest go first.
-MAX_UNSAVED = {"journal": MAX_JOURNAL, "delivery": 2 * MAX_FINISHED, "incident": 2 * MAX_CLOSED, "position": 50_000}
-MAX_UNSAVED |= {
-    "receipt": 2 * MAX_CLOSED,
-    "decision": MAX_FINISHED,
-    "held": 2 * MAX_TOLD,
-    "acknowledgement": MAX_FINISHED,
-    "silence": 2_000,
-    "spool": 20_000,
-}
 # No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
 LONGEST_WAIT = 900.0
 
@@ -61,16 +48,15 @@ class Store:
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self.recovered: str | None = None
-        self.counters = {"state_write_errors": 0, "redactions": 0, "outbox_dropped": 0, "unsaved_dropped": 0}
+        self._redactions = self._overflow = 0
         self.dropped: list[Delivery] = []  # as too many waited
         self._database = Database(path, SCHEMAS)
         self._clock: Clock = clock or SystemClock()
-        self._memory, self._disk = threading.Lock(), threading.Lock()
+        self._writer = Writer(self._database)
+        self._memory = threading.Lock()
         self._rows: dict[int, Row] = {}  # pending, in order of id
         self._leased: set[int] = set()
         self._last: dict[str, dict[str, Sent]] = {}  # by incident, by sink
-        self._unsaved: dict[tuple[object, ...], Statement] = {}
-        self._failing = self._told = False
         self._next_delivery = self._next_journal = 1
         self._commits = 0
 
@@ -90,9 +76,8 @@ class Store:
 
     def close(self) -> None:
         """Write what could not be written before, if that works now, and free the lock (disk)."""
-        self._write({})
-        with self._disk:
-            self._database.close()
+        self._writer.write({})
+        self._writer.close()
 
     def __enter__(self) -> "Store":
         return self.open()
@@ -134,7 +119,7 @@ class Store:
         self._commits += 1
         if self._commits % PRUNE_EVERY == 0:
             batch |= {("prune", sql): (sql, values) for sql, values in PRUNE}
-        error = self._write(batch)
+        error = self._writer.write(batch)
         # Visible to the senders only now: a message must not arrive before its key is on disk.
         with self._memory:
             self._rows |= {row.id: row for row in rows}
@@ -142,8 +127,7 @@ class Store:
                 if row.id not in self._leased:
                     self._rows.pop(row.id, None)  # it may have arrived meanwhile
         self._drop_overflow()
-        if error is not None and not self._told:
-            self._told = True
+        if error is not None and not self._writer.said():
             raise error
 
     def _new_rows(self, deliveries: Sequence[Delivery]) -> Iterator[Row]:
@@ -178,54 +162,20 @@ class Store:
 
     def _clean(self, verdict: Verdict) -> dict[str, object]:
         clean, found = redact_verdict(verdict)
-        self.counters["redactions"] += found
+        self._redactions += found
         return clean
 
     def _line(self, line: str) -> str:
         clean, found = redact_json(line)
-        self.counters["redactions"] += found
+        self._redactions += found
         return clean
-
-    def _write(self, batch: Mapping[tuple[object, ...], Statement]) -> StateError | None:
-        with self._memory:
-            self._unsaved.update(batch)
-        with self._disk:
-            with self._memory:
-                written = dict(self._unsaved)
-            if not written:
-                return None
-            try:
-                self._database.write(written.values())
-            except StateError as error:
-                self._failed(error)
-                return error
-            with self._memory:
-                for name, statement in written.items():
-                    if self._unsaved.get(name) is statement:
-                        del self._unsaved[name]
-            if self._failing:
-                log.info("state is written again; nothing was lost in between")
-            self._failing = self._told = False
-        return None
-
-    def _failed(self, error: StateError) -> None:
-        self.counters["state_write_errors"] += 1
-        if not self._failing:
-            log.error("%s; going on in memory: alerts are sent, but would not survive a restart", error)
-        self._failing = True
-        with self._memory:
-            for kind, most in MAX_UNSAVED.items():
-                rows = [name for name in self._unsaved if name[0] == kind]
-                for name in rows[:-most]:
-                    del self._unsaved[name]
-                    self.counters["unsaved_dropped"] += 1
 
     def _drop_overflow(self) -> None:
         with self._memory:
             excess = max(0, len(self._rows) - MAX_PENDING)
             oldest = [row for row in self._rows.values() if row.id not in self._leased][:excess]
         for row in oldest:
-            self.counters["outbox_dropped"] += 1
+            self._overflow += 1
             with self._memory:
                 self.dropped.append(row.delivery)
             self.dead(row, f"more than {MAX_PENDING} messages waited")
@@ -243,19 +193,15 @@ class Store:
 
     def incidents(self, state: str | None = None, limit: int = 1000) -> list[Verdict]:
         """The incidents, last changed first; `state` open or closed (disk)."""
-        with self._disk:
-            sql = f"{INCIDENTS} WHERE ? IN ('', state) ORDER BY updated DESC LIMIT ?"
-            rows = self._database.rows(sql, (state or "", limit))
-        with self._memory:
-            fresh = [values for name, (_, values) in self._unsaved.items() if name[0] == "incident"]
+        rows = self.rows(f"{INCIDENTS} WHERE ? IN ('', state) ORDER BY updated DESC LIMIT ?", (state or "", limit))
+        fresh = self._writer.waiting("incident").values()
         found = {values[0]: values[:4] for values in [*rows, *fresh]}
         chosen = sorted((v for v in found.values() if state in (None, v[1])), key=lambda v: -v[2])
         return [json.loads(verdict) for _, _, _, verdict in chosen[:limit]]
 
     def rows(self, sql: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query, as they are on disk (disk)."""
-        with self._disk:
-            return self._database.rows(sql, values)
+        return self._writer.rows(sql, values)
 
     def journal(self) -> list[str]:
         """The journal, oldest line first (disk)."""
@@ -267,8 +213,7 @@ class Store:
 
     def extend(self, table: str) -> None:
         """Have one more table, made by this statement if it is not there (disk)."""
-        with self._disk:
-            self._database.write([(table, ())])
+        self._writer.make(table)
 
     def clean(self, line: str) -> str:
         """A line of JSON as it may leave: redacted, and counted."""
@@ -346,19 +291,21 @@ class Store:
         with self._memory:
             self._rows.pop(row.id, None)
             self._leased.discard(row.id)
-        self._write({("delivery", row.id): delivery_statement(row)})
+        self._writer.write({("delivery", row.id): delivery_statement(row)})
 
     def receipt(self, sink: str, key: str) -> str | None:
         """What a sink keeps about an incident, None if nothing (disk)."""
-        with self._memory:
-            if (fresh := self._unsaved.get(("receipt", sink, key))) is not None:
-                return str(fresh[1][2])
+        fresh = self._writer.waiting("receipt").get(("receipt", sink, key))
+        if fresh is not None:
+            return str(fresh[2])
         found = self.rows("SELECT value FROM receipts WHERE sink = ? AND key = ?", (sink, key))
         return str(found[0][0]) if found else None
 
     def keep_receipt(self, sink: str, key: str, value: str) -> None:
         """Keep that as long as the incident is known (disk)."""
-        self._write({("receipt", sink, key): ("INSERT OR REPLACE INTO receipts VALUES (?,?,?)", (sink, key, value))})
+        self._writer.write(
+            {("receipt", sink, key): ("INSERT OR REPLACE INTO receipts VALUES (?,?,?)", (sink, key, value))}
+        )
 
     def retry(self, row: Row, not_before: float, reason: str) -> None:
         """The message is tried again, not before a time in Unix seconds (disk)."""
@@ -366,12 +313,18 @@ class Store:
         with self._memory:
             self._rows[row.id] = again
             self._leased.discard(row.id)
-        self._write({("delivery", row.id): delivery_statement(again)})
+        self._writer.write({("delivery", row.id): delivery_statement(again)})
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What has happened since the start: failed writes, secrets hidden, messages and statements dropped."""
+        lost = {"outbox_dropped": self._overflow, "unsaved_dropped": self._writer.dropped}
+        return {"state_write_errors": self._writer.errors, "redactions": self._redactions, **lost}
 
     @property
     def kept(self) -> dict[str, int]:
         """Entries in memory: incidents of which is known what was sent, rows that wait for the disk."""
-        return {"told": len(self._last), "unsaved": len(self._unsaved)}
+        return {"told": len(self._last), "unsaved": len(self._writer)}
 
     def pending(self) -> int:
         """How many messages wait."""

@@ -216,7 +216,7 @@ async def test_a_message_that_always_fails_does_not_hold_up_the_others(store: St
     store.commit(deliveries=[message("bad"), *(message(f"k{i}") for i in range(20))])
     async with running(store, clock, sink):
         await let_pass(clock, lambda: store.pending() == 1)
-    assert sink.tried.count("bad") < 12
+    assert sink.tried.count("bad") < 20, "not between any two of the others"
 
 
 async def test_tries_are_bounded_where_the_sink_says_so(store: Store, clock: ManualClock) -> None:
