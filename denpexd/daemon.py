@@ -178,6 +178,9 @@ class Daemon:
 
     async def _judge(self, now: float) -> None:
         await self._processes(now)
+        for outcome in self.pipeline.idle(now):
+            await self.handle(outcome)
+            await self.clock.sleep(0)
         await self.handle(self.pipeline.tick(now))
 
     def _watch_fixes(self, now: float) -> None:

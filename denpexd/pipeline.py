@@ -6,7 +6,7 @@ as Outcome: what the core said and what belongs into the journal.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,7 @@ MOST_JOBS = 2_000
 MOST_COUNTED = 5_000  # label sets of settled incidents; older ones are counted under OTHER
 OTHER = "_other"
 _TAPES = 3  # recordings share as much memory as this many may have alone
+_FILES = 128  # of a job whose ends are looked at together
 _MOST_STARTS = 256  # earlier starts of one job
 
 Change = Opened | Updated | Closed
@@ -349,6 +350,17 @@ class Pipeline:
         for job in self.jobs.values():
             outcome.merge(self.take(job, [Blind(t, since)]))
         return outcome
+
+    def idle(self, t: float) -> Iterator[Outcome]:
+        """What nothing has followed for a second is over: of jobs of many files, some files at a time, before a tick.
+
+        Between two of them others may have their turn: ten thousand tracebacks that end together take seconds.
+        """
+        for job in [job for job in self.jobs.values() if len(job.streams) > _FILES and self._is_judged(job)]:
+            streams = list(job.streams.values())
+            for begin in range(0, len(streams), _FILES):
+                if events := [event for stream in streams[begin : begin + _FILES] for event in stream.idle(t)]:
+                    yield self.take(job, events)
 
     def tick(self, t: float) -> Outcome:
         """The clock moved by a second."""

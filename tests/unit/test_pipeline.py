@@ -117,6 +117,16 @@ def test_an_unfinished_line_of_a_file_that_was_replaced_counts_as_it_is(files: F
     assert files.pipeline.jobs["run"].core.job.moves == 2
 
 
+@pytest.mark.parametrize(("ranks", "slices"), [(100, 0), (300, 3)])
+def test_what_many_files_have_left_open_is_ended_some_files_at_a_time(files: Files, ranks: int, slices: int) -> None:
+    for rank in range(ranks):
+        files.add(1, rank, "step 7")  # no line end
+    assert len(list(files.pipeline.idle(START + 5))) == slices
+    files.wait(5, 5)
+    assert {state.step for state in files.pipeline.jobs["run"].core.job.ranks.values()} == {7}
+    assert list(files.pipeline.idle(START + 6)) == []
+
+
 def test_what_has_begun_goes_on_when_the_rank_of_its_file_becomes_known(files: Files) -> None:
     where = "/logs/out.log"
     files.add(1, UNKNOWN_RANK, "step 6\nste", path=where)
