@@ -26,7 +26,7 @@ from pathlib import Path
 FILES, RANKS, RATE = 64, 8, 2_000
 SAMPLE, FAIL, ROTATE, REPLACE = 5.0, 10.0, 1.0, 30.0
 WARM = 0.4  # of the time, until every table is full
-MOST_GROWTH = {"rss_mb": 12.0, "fds": 20.0, "threads": 3.0, "db_mb": 12.0, "wal_mb": 12.0}  # an hour
+MOST_GROWTH = {"rss_mb": 16.0, "fds": 20.0, "threads": 12.0, "db_mb": 30.0, "wal_mb": 60.0}  # an hour
 MOST_LATE = {"lag_s": 0.5, "scrape_s": 0.5, "answer_s": 0.5}
 FORGETFUL = """
 import sys
