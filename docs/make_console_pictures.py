@@ -99,7 +99,7 @@ def daemon() -> Stand:
         ),
     )  # fmt: skip
     crash["state"], crash["event"] = "closed", "closed"
-    crash["acknowledged"] = {"t": NOW - 3000, "by": "anna", "note": "batch size back to 32", "closed": True}
+    crash["acknowledged"] = {"t": NOW - 3000, "by": "anna", "note": "the unused head is gone", "closed": True}
     made.messages = [Told(hang["opened_t"] + 1.0, sink, "opened", "sent") for sink in ("slack", "pagerduty")]
     made.paces = {
         BIG: [
@@ -122,6 +122,12 @@ class Morning(Stand):
         catalog = load_packs([]).catalog
         return [PackView(name="shipped", kind="shipped", folder="(installed with denpexd)", rules=len(catalog.rules),
                          signals=len(catalog.signals))]  # fmt: skip
+
+    def fixes(self) -> list[dict[str, Any]]:
+        crash = self.verdicts[-1]
+        said = {"by": "anna", "note": crash["acknowledged"]["note"], "t": NOW - 3000, "again": None, "decided_t": None}
+        watched = {"state": "pending", "observed_seconds": 2700.0, "window_seconds": 86_400.0}
+        return [{"key": crash["key"], "job": crash["job"], "failure": crash["failure"], **said, **watched}]
 
 
 PAGES = {
