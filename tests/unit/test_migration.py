@@ -85,9 +85,9 @@ class Failing:
 
     def execute(self, sql: str, *values: Any) -> Any:
         if sql != "ROLLBACK":
-            if self._left == 0:
-                self._fail()
             self._left -= 1
+            if self._left == -1:
+                self._fail()
         return self._connection.execute(sql, *values)
 
 
