@@ -78,13 +78,28 @@ def test_whatever_comes_over_the_network_is_refused_with_a_reason(data: bytes, b
             decode(begin + data)
 
 
-@pytest.mark.parametrize(
-    "change", [{"rows": [["s", 1, [[{"event": "Nonsense"}]]]]}, {"sent": "x"}, {"ranks": None}, {"told": [1]}, {"v": 2},
-    {"sent": float("nan")}, {"sent": 10**400}, {"ranks": [float("inf")]}, {"ranks": [0] * 100_000},
-    {"ranks": [1 << 40]}, {"world_size": 1e999}, {"world_size": 1 << 40}, {"rows": [["s", 1 << 60, []]]}, {"told": [{"opened_t": "soon"}]},
-    {"told": [{"revision": [], "key": "k"}]}, {"told": [{"sent": {"pager": None}}]}, {"told": [{"sent": [1]}]},
-    {"told": [{"sent": {"pager": {"revision": 1, "event": "opened", "at": "noon"}}}]}]
-)  # fmt: skip
+INF, HUGE = float("inf"), 1 << 60
+TOLD_WRONGLY: list[dict[str, object]] = [
+    {"opened_t": "soon"},
+    {"opened_t": INF},
+    {"revision": [], "key": "k"},
+    {"sent": [1]},
+    {"sent": {"pager": None}},
+    {"sent": {"pager": []}},
+    {"sent": {"pager": {"revision": 1, "event": "opened", "at": "noon"}}},
+]
+WRONG: list[dict[str, object]] = [
+    {"rows": [["s", 1, [[{"event": "Nonsense"}]]]]},
+    {"rows": [["s", HUGE, []]]},
+    {"v": 2},
+    *({"sent": sent} for sent in ("x", float("nan"), 10**400)),
+    *({"ranks": ranks} for ranks in (None, [INF], [HUGE], [0] * 100_000)),
+    *({"world_size": size} for size in (INF, HUGE)),
+    *({"told": [told]} for told in (1, *TOLD_WRONGLY)),
+]
+
+
+@pytest.mark.parametrize("change", WRONG)
 def test_a_message_with_something_else_in_it_is_refused(change: dict[str, object]) -> None:
     whole = json.loads(as_bytes(Message("n", "j", 1.0))[1:])
     with pytest.raises(WireError):
@@ -92,9 +107,13 @@ def test_a_message_with_something_else_in_it_is_refused(change: dict[str, object
 
 
 @pytest.mark.parametrize(
-    "change", [{"epoch": 1e999}, {"wants": [["j", 10**400, "stacks", [], ""]]},
-    {"wants": [["j", 1, "stacks", [1e999], ""]]}, {"told": [{"key": "k", "sent": {"pager": []}}]}, {"told": [{"opened_t": float("inf")}]}]
-)  # fmt: skip
+    "change",
+    [
+        {"epoch": INF},
+        *({"wants": [["j", t, "stacks", ranks, ""]]} for t, ranks in ((10**400, []), (INF, []), (1, [INF]))),
+        *({"told": [told]} for told in TOLD_WRONGLY),
+    ],
+)
 def test_a_word_with_something_else_in_it_is_refused(change: dict[str, object]) -> None:
     whole = json.loads(encode_word(Word("h", 1))[1:])
     with pytest.raises(WireError):
