@@ -57,6 +57,7 @@ SLICE = 500  # of them at once
 TURN = 0.05  # seconds of judging after which all else has its turn
 MOST_STEPS = 60  # ticks in which any backlog is judged
 EARLY = 60.0  # seconds before a node told of an incident in which the hub may know of it already
+_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what wrong data causes
 MISSED = 60.0  # seconds before a node's last word in which others may have begun to miss it
 
 Verdict = Mapping[str, Any]
@@ -322,7 +323,12 @@ class HubDaemon(Daemon):
             if not part.live or part.blind or present is None:
                 continue
             for job in list(part.jobs.values()):
-                await self._catch_up(job, present - SETTLE)
+                try:
+                    await self._catch_up(job, present - SETTLE)
+                except _FAULTS:  # of one job: the others must not end with it, nor every hub after us
+                    log.exception("job %s cannot be judged and begins anew", job.name)
+                    self.pipeline.leave(job.name)
+                    part.jobs[job.name] = Job(job.name, part)
                 if self.clock.now() - began > TURN:
                     await self.clock.sleep(0)
                     began = self.clock.now()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
-from denpexd.core.events import Event, Want
+from denpexd.core.events import Blind, Event, Want
 from denpexd.errors import CaseError, WireError
 from denpexd.journal import packed, unpacked
 
@@ -139,10 +139,7 @@ def decode_message(data: bytes) -> Message:
             _time(found["sent"]),
             _ranks(found["ranks"]),
             None if found["world_size"] is None else _count(found["world_size"], MOST_WORLD),
-            [
-                Row(str(s), _count(n), [[unpacked(e) for e in batch] for batch in b if batch])
-                for s, n, b in found["rows"]
-            ],
+            [Row(str(s), _count(n), [[_event(e) for e in batch] for batch in b if batch]) for s, n, b in found["rows"]],
             [_told(verdict) for verdict in found["told"]],
             bool(found["leaving"]),
         )
@@ -175,6 +172,14 @@ def _time(value: Any) -> float:
     return t
 
 
+def _event(given: Any) -> Event:
+    event = unpacked(given)
+    _time(event.t)
+    if isinstance(event, Blind):
+        _time(event.since)
+    return event
+
+
 def _count(value: Any, most: int = _LARGEST) -> int:
     if not -1 <= (number := int(value)) <= most:
         raise ValueError(f"{str(value)[:40]} is not a number up to {most}")
@@ -194,7 +199,7 @@ def _told(given: Any) -> dict[str, Any]:
         told["opened_t"] = _time(told["opened_t"])
     if "revision" in told:
         told["revision"] = _count(told["revision"])
-    for last in dict(told.get("sent", {})).values():
+    for last in told.get("sent", {}).values():
         for name, value in last.items():
             if name == "at":
                 _time(value)

@@ -138,7 +138,8 @@ def decide(verdict: Verdict, route: Route, last: Sent | None, at: Moment) -> Dec
 def _end(last: Sent | None, at: Moment) -> Decision:
     if last is None or last.event == "closed":
         return NOTHING
-    if last.flaps and at.now < at.ended + at.flap:
+    # Where the clock was set back, what was in the future is over: nothing waits for that.
+    if last.flaps and at.ended <= at.now < at.ended + at.flap:
         return Decision("hold", "flapping", detail=f"it has come back before: told after {at.flap:g} s without it")
     if last.flaps:
         return Decision("send", "settled", "closed")
@@ -147,14 +148,14 @@ def _end(last: Sent | None, at: Moment) -> Decision:
 
 def _news(verdict: Verdict, route: Route, last: Sent, at: Moment) -> Decision:
     if last.event == "closed":
-        if at.now < last.at + at.flap:
+        if last.at <= at.now < last.at + at.flap:
             return Decision("send", "reopened", "updated", f"again within {at.flap:g} s of its end")
         return Decision("send", "first", "opened")
     if revision_of(verdict) > (last.told or last.revision):
         return Decision("send", "updated", "updated")
     if at.acknowledged:
         return NOTHING if last.acknowledged else Decision("send", "acknowledged", "updated")
-    if route.remind and at.now >= last.at + min(LONGEST, route.remind * 2.0 ** min(last.reminders, 16)):
+    if route.remind and not last.at <= at.now < last.at + min(LONGEST, route.remind * 2.0 ** min(last.reminders, 16)):
         return Decision("send", "reminder", "updated")
     return NOTHING
 

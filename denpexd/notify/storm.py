@@ -27,7 +27,7 @@ class Storm:
 
     def holds(self, verdict: Verdict, now: float) -> bool:
         """Whether the first message about an incident has to wait; if not, it counts as sent now."""
-        while self._pages and self._pages[0][0] <= now - WITHIN:
+        while self._pages and not now - WITHIN < self._pages[0][0] <= now:  # also of before the clock was set back
             self._pages.popleft()
         slot, key = (verdict.get("job"), verdict.get("failure")), str(verdict["key"])
         if len(self._pages) < ALL and sum(other == slot for _, other in self._pages) < SAME:
@@ -45,6 +45,7 @@ class Storm:
 
     def take(self, now: float, *, last: bool = False) -> list[Verdict]:
         """All that waits, when the time for one message about it has come or `last`; nothing otherwise."""
+        self._since, self._told = min(self._since, now), min(self._told, now)  # the clock may have been set back
         due = last or len(self.held) >= MOST or now >= max(self._since + GATHER, self._told + EVERY)
         if not self.held or not due:
             return []

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from denpexd.core.events import Frame, Frames
+from denpexd.core.events import Activity, Event, Frame, Frames
 from denpexd.errors import BrokerError
 from denpexd.hub.leases import SAFE, TTL, Leases
 from denpexd.hub.spool import Spool
-from denpexd.hub.wire import PARTITIONS
+from denpexd.hub.wire import PARTITIONS, Message, encode_message, lines, subject
+from denpexd.pipeline import Job, Outcome
 from denpexd.recording import Printed, Recording
 from denpexd.replay import Replayer
 from denpexd.scan.engine import choose_engine
@@ -24,6 +25,7 @@ A, B = (0, 1), (2, 3)
 TRACEBACK = ["Traceback (most recent call last):", '  File "train.py", line 3, in main', "ValueError: a bad sample"]
 FAILS = 20.0
 ENDS = 60.0
+OTHER = "a job that is not judged"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,26 @@ class TestOneJob:
         assert verdict["nodes"] == {"0": "node-a", "1": "node-a", "2": "node-b", "3": "node-b"}
         assert verdict["evidence"][0]["source"].startswith("node-b:")
         assert [(who, event) for who, _, _, event in span.pager.got] == [("hub", "opened")]
+
+    async def test_a_job_that_cannot_be_judged_stops_no_other(
+        self, span: Span, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub = span.hub()
+        two_nodes(span, crash())
+        take = hub.pipeline.take
+
+        def broken(job: Job, events: Sequence[Event]) -> Outcome:
+            if job.core.job.job == OTHER:
+                raise OverflowError
+            return take(job, events)
+
+        monkeypatch.setattr(hub.pipeline, "take", broken)
+        data = encode_message(Message("node-c", OTHER, 1.0), [("run", 1, lines([[Activity(1.0, 0, "x", 9)]]))])
+        await span.run(1)
+        await hub.link.publish(subject(OTHER), data, "other")
+        await span.run(ENDS)
+        [verdict] = hub.verdicts
+        assert verdict["initiating_ranks"] == [2]
 
     async def test_a_partition_is_read_on_after_a_message_that_cannot_be_taken(
         self, span: Span, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ TOLD_WRONGLY: list[dict[str, object]] = [
     {"opened_t": INF},
     {"revision": [], "key": "k"},
     {"sent": [1]},
+    {"sent": []},
     {"sent": {"pager": None}},
     {"sent": {"pager": []}},
     {"sent": {"pager": {"revision": 1, "event": "opened", "at": "noon"}}},
@@ -91,6 +92,8 @@ TOLD_WRONGLY: list[dict[str, object]] = [
 WRONG: list[dict[str, object]] = [
     {"rows": [["s", 1, [[{"event": "Nonsense"}]]]]},
     {"rows": [["s", HUGE, []]]},
+    {"rows": [["s", 1, [[{"event": "Attempt", "t": -1.7e308, "number": 1}]]]]},
+    {"rows": [["s", 1, [[{"event": "Blind", "t": 1.0, "since": -1.7e308}]]]]},
     {"v": 2},
     *({"sent": sent} for sent in ("x", float("nan"), 10**400)),
     *({"ranks": ranks} for ranks in (None, [INF], [HUGE], [0] * 100_000)),

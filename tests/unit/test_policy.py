@@ -282,3 +282,11 @@ def test_in_any_story_each_sink_sees_rising_revisions_and_an_end_after_each_begi
                 assert then.event != "opened"
         if one.seen:
             assert (events[-1] == "closed") == (state == "closed")
+
+
+def test_after_the_clock_was_set_back_nothing_waits_for_the_time_it_showed() -> None:
+    later = T + 365 * 86400
+    reminded = Route("all", remind=3600.0)
+    assert decided(verdict(), reminded, Sent(1, "opened", 1, later)) == ("send", "reminder", "updated")
+    assert decided(closed(), ALL, Sent(1, "updated", 1, later, flaps=1), ended=later) == ("send", "settled", "closed")
+    assert decided(verdict(3), ALL, Sent(2, "closed", 2, later)) == ("send", "first", "opened")

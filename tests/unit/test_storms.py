@@ -132,3 +132,17 @@ class Woken:
 
     def well(self, name: str) -> bool:
         return True
+
+
+def test_a_clock_that_is_set_back_holds_up_no_digest_and_no_first_message() -> None:
+    storm, year, told = Storm(), 365 * 86400.0, 0
+
+    def opens(n: int, now: float) -> bool:
+        return not storm.holds({"key": f"{now}-{n}", "job": "j", "failure": "f"}, now)
+
+    for now in (2 * year, year):
+        assert [opens(n, now) for n in range(SAME + 1)] == [True] * SAME + [False]
+        told += len(storm.take(now, last=now > year))
+        assert not storm.take(now)
+        told += len(storm.take(now + GATHER + EVERY))
+    assert told == 2
