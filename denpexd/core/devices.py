@@ -23,6 +23,7 @@ _HOST = re.compile(
     r"^(?:<\d+>)?(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?) "
     r"([A-Za-z0-9][\w.-]*) kernel(?:\[\d+\])?: "
 )
+ENDED_BY_OTHERS = (-15, 143, -2, 130, -1, 129)  # SIGTERM, SIGINT, SIGHUP: sent by a launcher, a person, a scheduler
 _OF_A_JOB = re.compile(
     r"(?i)^(?:python|pt_|ray|torchrun|train|pretrain|finetune|deepspeed|accelerate|vllm|sglang|mpirun|orted|cuda-)|\.py$"
 )
@@ -201,7 +202,7 @@ def _quiet(job: "JobState", ranks: Sequence[int]) -> list[int]:
 def _failed_itself(state: "RankState") -> bool:
     """It raised something that is no report about a peer, or ended badly and not because its launcher ended it."""
     raised = any(not r.collateral for r in state.raised)
-    return raised or any(not e.forced and e.event.code not in (0, None) for e in state.exits)
+    return raised or any(not e.forced and e.event.code not in (0, None, *ENDED_BY_OTHERS) for e in state.exits)
 
 
 def _of_node(job: "JobState", near: list[int], *, certain: bool) -> tuple[int, ...]:

@@ -23,7 +23,11 @@ from the message formats of the programs and from public reports: nobody ran tho
 *Strict*: the exact failure. *Fair*: that, or a true but less exact answer (which the case lists). *Ranks*: the ranks
 that began it, all of them and no other. The rules were written by people who had seen these cases, so read the figures
 as what must not get worse, not as what to expect of a job nobody has seen: on two sets of jobs written by somebody who
-had not seen the rules, the first contact gave 0.75 and 0.69 strict (0.85 and 0.78 fair) with the first 18 rules.
+had not seen the rules, the first contact gave 0.75 and 0.69 strict (0.85 and 0.78 fair) with the first 18 rules. With
+174 rules, somebody who knew only their titles wrote 48 jobs (40 fail, 8 are healthy) from what programs print, with
+failures, versions and layouts that the other sets lack: the first contact gave 0.63 strict, 0.80 fair, 0.75 ranks, one
+victim blamed, and 2 of the 8 healthy jobs were reported. Then what was missing was added. Of 22 further jobs (16 fail),
+written after that and so with some knowledge of the rules, 0.94 strict, 1.00 fair, 0.88 ranks, no false alarm.
 """
 
 CHANGED = """\

@@ -8,7 +8,7 @@ import pytest
 from denpexd.catalog.load import load
 from denpexd.core.cadence import Limits
 from denpexd.core.devices import address, belongs, place
-from denpexd.core.events import UNKNOWN_RANK, Hit, Joined, Raised
+from denpexd.core.events import UNKNOWN_RANK, Exit, Hit, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.intake import Intake
 from denpexd.core.machine import xid
@@ -208,6 +208,17 @@ def test_a_line_that_names_no_process_is_not_about_its_teller_when_several_ranks
     for rank in range(4):
         Intake(Catalog({}, {}), job).raised(Raised(6.0, rank, "f", 0, "", (error,), (), uncaught=True))
     assert placed(job) == (UNKNOWN_RANK,)
+
+
+def test_who_was_sent_sigterm_later_did_not_fail_by_itself() -> None:
+    job = JobState("j", 0.0, world_size=16)  # of no rank the node or the process is known
+    intake = Intake(Catalog({}, {}), job)
+    told(job, pid="4711", rank=0)
+    intake.exit(Exit(6.0, 5, 1))
+    for rank in range(16):
+        if rank != 5:
+            intake.exit(Exit(9.0, rank, -15))
+    assert placed(job) == (5,)
 
 
 def test_the_rank_that_the_kernel_names_goes_before_those_that_say_the_same() -> None:
