@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from denpexd.hub.broker import BOARD, Broker
-from denpexd.hub.wire import name_of, partition
+from denpexd.hub.wire import name_of, partition, told_by
 from denpexd.notify.policy import Sent
 from denpexd.notify.redact import redact_verdict
 
@@ -88,10 +88,10 @@ class Board:
                 if key == f"{prefix}done":
                     done = int(content["number"])
                 else:
-                    verdict = dict(content["verdict"])
+                    verdict = told_by(content["verdict"])
                     if {"key", "job", "failure", "opened_t"} <= verdict.keys():
                         found.append(Record(verdict, sent_of(content)))
-            except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+            except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as wrong:
                 log.warning("an incident that another hub has written cannot be read: %r", wrong)
         self.records |= {record.key: record for record in found}
         return found, done

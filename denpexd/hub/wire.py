@@ -22,6 +22,21 @@ MOST_BYTES = 512 * 1024  # of one message; a server takes 1 MiB unless it is tol
 MOST_INFLATED = 32 * 1024**2
 MOST_WORLD = 10_000_000  # ranks of a job
 MOST_RANKS = 65_536  # of one node, or in one wish
+_TEXTS = (
+    "key", "job", "failure", "title", "category", "severity", "certainty", "state", "event", "domain", "quick_answer",
+    "summary", "root_cause", "fallback", "mitigation", "verification", "prevention", "resume_safe",
+)  # fmt: skip
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(_TEXTS, str),
+    **dict.fromkeys(("opened_t", "updated_t", "revision", "attempt"), (int, float)),
+    **dict.fromkeys(("nodes", "sent", "tags", "acknowledged", "history"), dict),
+    "changed": (dict, type(None)),
+}
+_INNER: Mapping[str, type] = {
+    **dict.fromkeys(("initiating_ranks", "collateral_ranks", "unheard_ranks"), int),
+    **dict.fromkeys(("aliases", "against", "references", "related"), str),
+    **dict.fromkeys(("evidence", "stacks", "missing", "alternatives", "remediation"), dict),
+}
 _LATEST = 1e11  # seconds; a calendar ends a little later
 _LARGEST = 2**53  # a number beyond it is none of ours, and breaks whoever takes it for a float
 _PACK_FROM = 1024  # bytes below which compressing is not worth it
@@ -140,7 +155,7 @@ def decode_message(data: bytes) -> Message:
             _ranks(found["ranks"]),
             None if found["world_size"] is None else _count(found["world_size"], MOST_WORLD),
             [Row(str(s), _count(n), [[_event(e) for e in batch] for batch in b if batch]) for s, n, b in found["rows"]],
-            [_told(verdict) for verdict in found["told"]],
+            [told_by(verdict, str(found["job"])) for verdict in found["told"]],
             bool(found["leaving"]),
         )
     except (CaseError, AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
@@ -161,7 +176,7 @@ def decode_word(data: bytes) -> Word:
             (str(job), Want(_time(t), str(kind), _ranks(ranks), str(why)))
             for job, t, kind, ranks, why in found["wants"]
         ]
-        return Word(str(found["hub"]), _count(found["epoch"]), [_told(each) for each in found["told"]], wants)
+        return Word(str(found["hub"]), _count(found["epoch"]), [told_by(each) for each in found["told"]], wants)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as wrong:
         raise WireError(f"not the word of a hub: {wrong}") from None
 
@@ -192,13 +207,25 @@ def _ranks(given: Any) -> tuple[int, ...]:
     return tuple(_count(rank, MOST_WORLD) for rank in given)
 
 
-def _told(given: Any) -> dict[str, Any]:
-    """A verdict, or as much of one as is told: what is counted with must be what it says."""
+def told_by(given: Any, job: str | None = None) -> dict[str, Any]:
+    """A verdict, or as much of one as another daemon tells, of this job; ValueError and the like for anything else.
+
+    It is shown, sent and stored as if it were ours, so every part must be of its kind.
+    """
     told: dict[str, Any] = dict(given)
-    if "opened_t" in told:
-        told["opened_t"] = _time(told["opened_t"])
-    if "revision" in told:
-        told["revision"] = _count(told["revision"])
+    for name, value in told.items():
+        if (kind := _KINDS.get(name)) is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} is {str(value)[:40]!r}")
+        if (inner := _INNER.get(name)) is not None and not all(isinstance(each, inner) for each in value):
+            raise ValueError(f"{name} has something else in it")
+    if job is not None and told.get("job", job) != job:
+        raise ValueError("it tells of another job")
+    for name in told.keys() & {"opened_t", "updated_t"}:
+        told[name] = _time(told[name])
+    for name in told.keys() & {"revision", "attempt"}:
+        told[name] = _count(told[name])
+    for name in told.keys() & {"initiating_ranks", "collateral_ranks", "unheard_ranks"}:
+        _ranks(told[name])
     for last in told.get("sent", {}).values():
         for name, value in last.items():
             if name == "at":

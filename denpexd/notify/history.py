@@ -217,7 +217,10 @@ def _number(value: object) -> float:
 
 
 def _parsed(text: object) -> object:
-    return json.loads(text) if isinstance(text, str) else None
+    try:
+        return json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
 
 
 def _nodes(ranks: object, nodes: object) -> frozenset[str]:

@@ -20,6 +20,7 @@ from denpexd.core.cadence import Limits
 from denpexd.core.events import Closed, Opened, Updated
 from denpexd.daemon import Daemon
 from denpexd.handling import Handling
+from denpexd.notify.history import History
 from denpexd.notify.outbox import Store
 from denpexd.notify.render import report
 from denpexd.pipeline import Outcome, Pipeline
@@ -414,3 +415,8 @@ class TestHistory:
             await site.say(Opened, key="new", job="job9", summary="50% naïve_x")
             assert await keys(q="50% naïve_X") == ["new"]
             assert await keys(q="50_ na") == []
+
+
+def test_a_state_with_something_else_among_its_incidents_can_be_opened() -> None:
+    seen = [("k", "j", "f", "soon", "abc", '{"0": "gpu-1"}')]
+    assert History(lambda sql: [] if "fixes" in sql else seen, 1.0).watched == frozenset()
