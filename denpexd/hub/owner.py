@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
@@ -153,17 +153,18 @@ class HubDaemon(Daemon):
         self.parts[number] = Part(number, told_done=done, done=done, records=records)
         return True
 
-    async def _let_go_of(self, parts: Iterator[int]) -> None:
-        for part in parts:
+    async def _let_go_of(self, parts: Iterable[int]) -> None:
+        gone = list(parts)
+        for part in gone:
             await self._let_go(part)
+        if gone and not self.stopping.is_set():
+            log.warning("partitions %s are not ours any more", ", ".join(map(str, gone)))
 
     async def _let_go(self, number: int) -> None:
         """Another hub has it, or will: forget its jobs, tell nobody of them."""
         part = self.parts.pop(number, None)
         if part is None:
             return
-        if not self.stopping.is_set():
-            log.info("partition %d is not ours any more", number)
         if part.reader is not None:
             part.reader.cancel()
         await self._broker.forget(number)
