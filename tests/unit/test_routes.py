@@ -14,6 +14,7 @@ from denpexd.clock import ManualClock
 from denpexd.errors import SettingsError
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.in_force import OnlyPrints, alerting, reached
+from denpexd.notify.message import Links
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery
 from denpexd.notify.sinks import ConsoleSink
@@ -120,7 +121,7 @@ def test_config_check_finds_what_no_rule_has(tmp_path: Path) -> None:
 
 async def test_a_dry_run_prints_what_would_be_sent_to_whom_and_why(tmp_path: Path) -> None:
     stream, clock = io.StringIO(), ManualClock()
-    sink = OnlyPrints(ConsoleSink("pager", io.StringIO(), color=False, width=80), stream)
+    sink = OnlyPrints(ConsoleSink("pager", io.StringIO(), Links(), color=False, width=80), stream)
     verdict = BROKEN | {"title": "A cable is loose", "state": "open"}
     with Store(tmp_path / "x.sqlite", clock) as store:
         store.commit(deliveries=[Delivery("pager", "k1", 1, "opened", "k1:1", "first", verdict)])
