@@ -31,6 +31,7 @@ _OTHERS = re.compile(r"Process \d+ has " + _SIZE)
 _UNUSED = re.compile(_SIZE + r" is reserved by PyTorch but unallocated")
 _RESERVED = re.compile(_SIZE + r" reserved in total by PyTorch")
 _ALLOCATED = re.compile(_SIZE + r" already allocated")
+_IN_USE = re.compile(_SIZE + r" is allocated by PyTorch")
 OTHERS_SHARE = 0.1  # of the device; a context of an idle process takes less
 CONTEXT = 2 * _UNITS["G"]  # what a process uses beside torch's allocator, at most, as a rule
 
@@ -133,12 +134,29 @@ def _other_process(text: str) -> bool:
     asked, total = _one(_ASKED, text), _one(_TOTAL, text)
     if asked is None or total is None:
         return False
-    named = sum(_bytes(m.groups()) for m in _OTHERS.finditer(text))
+    named = sum(_named(text))
     mine, free = _one(_MINE, text), _one(_FREE, text) or 0.0
     if mine is None and (reserved := _one(_RESERVED, text)) is not None:
         mine = reserved + CONTEXT
     others = max(named, total - free - mine if mine is not None else 0.0)
     return others >= asked and others >= OTHERS_SHARE * total
+
+
+def _named(text: str) -> list[float]:
+    """What the message says of other processes, in bytes.
+
+    In a container torch does not know its own pid, which is the host's, and names itself like another process: it is
+    the smallest of those that hold at least what torch has.
+    """
+    sizes = sorted(_bytes(m.groups()) for m in _OTHERS.finditer(text))
+    in_use = _one(_IN_USE, text)
+    if _MINE.search(text) or in_use is None:
+        return sizes
+    torch = 0.99 * (in_use + (_one(_UNUSED, text) or 0.0))  # the numbers of the message are rounded
+    own = next((size for size in sizes if size >= torch), None)
+    if own is not None:
+        sizes.remove(own)
+    return sizes
 
 
 def _one(pattern: re.Pattern[str], text: str) -> float | None:

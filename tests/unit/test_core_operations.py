@@ -14,6 +14,9 @@ from .test_core_facts import raised
 
 OLD_OOM = "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 39.59 GiB total capacity; {})"
 NEW_OOM = "CUDA out of memory. Tried to allocate 224.00 MiB. GPU 2 has a total capacity of 79.33 GiB of which {}"
+IN_TORCH = (
+    "Of the allocated memory {} GiB is allocated by PyTorch, and 102.00 MiB is reserved by PyTorch but unallocated."
+)
 
 
 def told(by: str, **more: str | float) -> Signal:
@@ -182,6 +185,15 @@ def test_attempts_of_other_launchers_codes_or_hours_are_no_loop() -> None:
         (OLD_OOM.format("5.10 GiB already allocated; 1.20 GiB free; 5.20 GiB reserved in total by PyTorch"), "o"),
         (NEW_OOM.format("101.38 MiB is free. Process 911223 has 71.20 GiB memory in use."), "o"),
         (NEW_OOM.format("10.00 MiB is free. Process 9 has 500.00 MiB memory in use."), ""),
+        (NEW_OOM.format("1.20 GiB is free. Process 12 has 77.89 GiB memory in use. " + IN_TORCH.format(70.1)), ""),
+        (
+            NEW_OOM.format(
+                "10.00 MiB is free. Process 7 has 30.10 GiB memory in use. Process 8 has 49.00 GiB memory in use. "
+                + IN_TORCH.format(46.2)
+            ),
+            "o",
+        ),
+        (NEW_OOM.format("1.20 GiB is free. Process 9 has 70.00 GiB memory in use. " + IN_TORCH.format(71.4)), "o"),
         (NEW_OOM.format("10.00 MiB is free. 40.69 GiB is reserved by PyTorch but unallocated."), "f"),
         (NEW_OOM.format("10.00 MiB is free. 80.69 MiB is reserved by PyTorch but unallocated."), ""),
         (NEW_OOM.format("1.2.3 GiB is free."), ""),
