@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("failure", shell_complete=failures)
+@click.argument("failure", nargs=-1, required=True, shell_complete=failures)
 @PACKS
 @form("text", "markdown", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
-def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) -> None:
-    """Print the encyclopedia entry of FAILURE (an id or an alias), or what a code of NVIDIA's driver means ("xid 79").
+def explain(failure: tuple[str, ...], packs: tuple[Path, ...], form: str, no_color: bool) -> None:
+    """Print the encyclopedia entry of FAILURE (an id or an alias), or what a code of NVIDIA's driver means (xid 79).
 
     Exit code 2: there is no such failure.
     """
@@ -28,15 +28,16 @@ def explain(failure: str, packs: tuple[Path, ...], form: str, no_color: bool) ->
     from denpexd.catalog.xids import asked_for, xid_json, xid_text
     from denpexd.encyclopedia import entry_json, entry_markdown, entry_text
 
-    if (code := asked_for(failure)) is not None:
+    name = " ".join(failure)
+    if (code := asked_for(name)) is not None:
         say_json(xid_json(code), None) if form == "json" else say(xid_text(code))
         return
     catalog = catalogue(packs)
-    rule = catalog.rules.get(catalog.aliases.get(failure, failure))
+    rule = catalog.rules.get(catalog.aliases.get(name, name))
     if rule is None:
-        near = difflib.get_close_matches(failure, [*catalog.rules, *catalog.aliases], 3, 0.4)
+        near = difflib.get_close_matches(name, [*catalog.rules, *catalog.aliases], 3, 0.4)
         hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
-        fail(f"no failure {failure!r}; {hint}")
+        fail(f"no failure {name!r}; {hint}")
     if form == "json":
         say_json(entry_json(rule))
     elif form == "markdown":

@@ -47,7 +47,10 @@ async def examine(
         found.append(ok("configuration", "valid"))
     except SettingsError as error:
         settings = Settings()
-        found += [bad("configuration", line, "denpexd config check") for line in str(error).splitlines()]
+        found += [
+            bad("configuration", line, "denpexd config check -c FILE tries it again")
+            for line in str(error).splitlines()
+        ]
     discovery = Discovery(settings.paths, settings.job, links=settings.ingest.links)
     files = await asyncio.to_thread(discovery.scan)
     groups: list[Group] = [

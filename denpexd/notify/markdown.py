@@ -91,10 +91,11 @@ def changes_md(verdict: Verdict) -> list[str]:
 
 
 def doubts_md(verdict: Verdict) -> list[str]:
-    """What speaks against it."""
-    lines = [f"- {md(i.get('text'))} {md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
-    lines += [f"- not {md(i.get('failure'))}: {md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
-    return ["", "## What speaks against it", "", *lines] if lines else []
+    """What speaks against it, and what it is not."""
+    against = [f"- {md(i.get('text'))} {md(i.get('means'))}".rstrip() for i in items(verdict, "against")]
+    others = [f"- {md(i.get('failure'))}: {md(i.get('why_not'))}" for i in items(verdict, "alternatives")]
+    lines = ["", "## What speaks against it", "", *against] if against else []
+    return [*lines, "", "## What else it could be, and why it is not", "", *others] if others else lines
 
 
 def missing_md(verdict: Verdict) -> list[str]:

@@ -224,12 +224,14 @@ def _changes(verdict: Verdict, page: Page) -> None:
 
 def _against(verdict: Verdict, page: Page) -> None:
     against, others = items(verdict, "against"), items(verdict, "alternatives")
-    if against or others:
+    if against:
         page.head("What speaks against it")
     for item in against:
         page.text(f"{one_line(item.get('text'))} {one_line(item.get('means'))}".strip(), "  - ", "    ")
+    if others:
+        page.head("What else it could be, and why it is not")
     for item in others:
-        page.text(f"{one_line(item.get('failure'))}: {one_line(item.get('why_not'))}", "  - not ", "    ")
+        page.text(f"{one_line(item.get('failure'))}: {one_line(item.get('why_not'))}", "  - ", "    ")
 
 
 def _missing(verdict: Verdict, page: Page) -> None:

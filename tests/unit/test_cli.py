@@ -154,6 +154,10 @@ def test_explain_suggests_what_was_probably_meant() -> None:
     assert "see: denpexd rules list" in call("explain", "zzzzzzzz").stderr
 
 
+def test_a_code_of_the_driver_needs_no_quotes() -> None:
+    assert call("explain", "xid", "79").output == call("explain", "xid 79").output != ""
+
+
 def test_rules_are_listed_by_category() -> None:
     hangs = call("rules", "list", "--category", "hang").output.splitlines()
     assert len(hangs) >= 5
