@@ -40,8 +40,9 @@ from denpexd.evidence.ras import Ras
 from denpexd.evidence.resources import Resources
 from denpexd.handling import Handling
 from denpexd.hub.broker import Nats
+from denpexd.hub.fence import Nobody, fenced
 from denpexd.hub.leases import TTL
-from denpexd.hub.owner import HubDaemon, Nobody, fenced, loops
+from denpexd.hub.owner import HubDaemon, loops
 from denpexd.hub.uplink import NodeUplink
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker

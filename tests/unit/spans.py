@@ -16,8 +16,9 @@ from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Joined, Want
 from denpexd.daemon import Daemon
 from denpexd.errors import BrokerError
 from denpexd.hub.broker import Heard, Stored
+from denpexd.hub.fence import Nobody, fenced
 from denpexd.hub.leases import TTL
-from denpexd.hub.owner import HubDaemon, Nobody, fenced
+from denpexd.hub.owner import HubDaemon
 from denpexd.hub.uplink import NodeUplink
 from denpexd.ingest.discover import Found
 from denpexd.notify.deliver import Deliverer
