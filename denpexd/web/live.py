@@ -100,6 +100,9 @@ class Live:
     async def _stream(self, listener: _Listener) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         until = loop.time() + LIFETIME
+        if len(self._listeners) >= MOST_LISTENERS:  # many joined before the first of them began to listen
+            yield b"retry: 10000\n\n"
+            return
         self._listeners.add(listener)
         self._wake.set()
         if self._task is None or self._task.done():

@@ -177,6 +177,17 @@ async def test_places_are_counted_and_given_back(side: Side) -> None:
         await listener.close()
 
 
+async def test_of_too_many_who_join_at_once_the_last_are_sent_away(side: Side) -> None:
+    streams = [side.live.join(None, "") for _ in range(MOST_LISTENERS + 1)]  # before any of them is read
+    first = [await anext(stream) for stream in streams]
+    assert side.live.listeners == MOST_LISTENERS
+    assert first[-1] == b"retry: 10000\n\n"
+    with pytest.raises(StopAsyncIteration):
+        await anext(streams[-1])
+    for stream in streams:
+        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
 async def test_nobody_listens_nothing_is_done(side: Side) -> None:
     listener = side.listen()
     await listener.next()
