@@ -5,7 +5,7 @@ at every use; where it is missing or wrong the built-in text is sent instead, an
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 _LINKS = {"console": "", "runbook": ""}
 LARGEST = 64 * 1024  # bytes of a template
+LONGEST = 1_000_000  # characters of what it gives, pieces counted; every receiver takes less
 
 Escape = Callable[[str], str]
 
@@ -61,11 +62,21 @@ def rendered(source: str, verdict: Verdict, told: Message, escape: Escape) -> tu
     environment.filters |= {"ranks": _ranks, "moment": moment, "one_line": one_line}
     facts, links = dict.fromkeys(FACTS, "") | dict(told.facts), _LINKS | dict(told.links)  # what is unknown is empty
     names = {**asdict(told), "title": told.title, "facts": facts, "links": links}
-    text = environment.from_string(source).render(names, verdict=_plain(verdict)).strip()
+    text = _bounded(environment.from_string(source).generate(names, verdict=_plain(verdict))).strip()
     title, _, body = text.partition("\n")
     if not title.strip():
         raise ValueError("it gives no text")
     return title.strip(), body.strip()
+
+
+def _bounded(pieces: Iterable[str]) -> str:
+    found, left = [], LONGEST
+    for piece in pieces:
+        left -= len(piece) + 1  # also of loops that give nothing
+        if left < 0:
+            raise ValueError(f"it gives more than {LONGEST} characters")
+        found.append(piece)
+    return "".join(found)
 
 
 def _ranks(value: object) -> str:

@@ -112,3 +112,10 @@ class _Nothing:
 
     def keep_receipt(self, sink: str, key: str, value: str) -> None:
         return None
+
+
+@pytest.mark.parametrize("inner", ["{{ 'x' * 1000 }}", "{{ none }}"])
+def test_loops_that_hardly_end_are_ended(inner: str) -> None:
+    loops = "{% for i in range(100000) %}{% for j in range(1000) %}" + inner + "{% endfor %}{% endfor %}"
+    with pytest.raises(ValueError, match="more than"):
+        render(loops)
