@@ -68,6 +68,8 @@ class Merge:
                 self.dropped += len(message.rows)
                 return
             node = self.nodes[message.node] = Node(message.node, stamp)
+        if message.rows and message.rows[-1].start not in node.read:
+            node.axis = Axis()  # another run of its daemon: the clock may have been set in between
         node.axis.learn(stamp, message.sent)
         node.heard, node.left, node.gone = max(node.heard, stamp), message.leaving, False
         node.ranks |= set(message.ranks)

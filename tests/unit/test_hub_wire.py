@@ -232,6 +232,12 @@ class TestMerge:
         merge.take(sent("a", 2.0, [Exit(2.0, 2)], number=1, start="again"), 2.0)
         assert (merge.repeated, merge.lost) == (0, 0)
 
+    def test_a_daemon_that_was_started_again_after_its_clock_was_set_back_is_not_an_hour_late(self) -> None:
+        merge = Merge()
+        merge.take(sent("a", 3610.0, [Exit(3610.0, 1)]), 10.0)
+        merge.take(sent("a", 20.0, [Exit(20.0, 2)], start="again"), 20.0)
+        assert [(e.t, e.rank) for e in all_of(merge) if isinstance(e, Exit)] == [(10.0, 1), (20.0, 2)]
+
     def test_every_node_tells_of_a_new_attempt_and_the_job_has_one(self) -> None:
         merge = Merge()
         for node in ("a", "b", "c"):
