@@ -120,7 +120,7 @@ def _trouble(standing: Standing) -> list[str]:
         *([f"nothing has arrived at {', '.join(dead)}: denpexd notify dead"] if dead else []),
         *(["its state cannot be written: disk full?"] if value("denpexd_state_write_errors_total") else []),
         *(
-            ["the last reload was refused: denpexd config check"]
+            ["the last reload was refused: denpexd config check -c FILE"]
             if "denpexd_config_last_reload_successful" in standing.metrics
             and not value("denpexd_config_last_reload_successful")
             else []

@@ -54,7 +54,7 @@ def _impact(verdict: Verdict, closed: bool) -> list[tuple[str, str]]:
     begin = stopped if isinstance(stopped, int | float) else opened
     lasted = ""
     if isinstance(begin, int | float) and isinstance(updated, int | float):
-        lasted = _span(updated - begin) + ("" if closed else " so far")
+        lasted = _span(updated - begin) + ("" if closed else f" until it last changed, {moment(updated)}")
     step = verdict.get("step")
     return [
         ("Job", f"{one_line(verdict.get('job'))}, attempt {one_line(verdict.get('attempt'))}"),

@@ -94,7 +94,7 @@ def test_the_post_mortem_tells_what_happened_and_who_was_told(state: Path, tmp_p
     for part in (
         "# Post-mortem: SyncBatchNorm deadlock during single-rank evaluation in llama-70b",
         "**still open**",
-        "| Lasted | 30 min so far |",
+        "| Lasted | 30 min until it last changed, ",
         "| GPU time lost | 1 GPU-hour (2 ranks x 0.5 h; one GPU a rank, no rank has worked since) |",
         "| slack | is told: opened |",
         r"| pagerduty | is told: opened (given up: HTTP 400 \| no) |",
