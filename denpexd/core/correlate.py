@@ -314,6 +314,7 @@ class Correlator:
     def _judge(self, rules: list[str], most: int | None = None) -> None:
         """Judge these rules, and take them off the list; `most`: questions after which the rest stays there."""
         memo = self.job.memo = {}  # the state stands still: what one rule has asked, the next need not ask again
+        self.job.asks_all = self.held is not None
         try:
             while rules and (most is None or len(memo) < most):
                 self._judge_one(rules.pop())

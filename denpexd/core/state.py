@@ -184,6 +184,7 @@ class JobState:
     seq: int = 0
     # Answers already given while the state stands still, as in one round of judging; None: keep none.
     memo: dict[object, object] | None = None
+    asks_all: bool = False  # somebody wants to know all that holds, not only what decides
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
     slow: SlowRanks = field(default_factory=SlowRanks)
