@@ -33,6 +33,8 @@ _SAMPLE, _SAMPLES = 8 << 10, 16
 _HOLE = re.compile(rb"\0{16,}")  # left by a truncation or a crash of the node, and no writing of any program
 _CONTROL = bytes(c for c in range(32) if c not in b"\a\b\t\n\f\r\x1b")
 _MOST_CONTROL = 0.03  # of the bytes of a text; of compressed or compiled data it is a tenth
+_RUN = re.compile(r"run|exp|job|trial|sweep|seed|attempt|restart|version|fold")
+_NODE = re.compile(r"node|host|worker|master|machine|server|pod|gpu|rank")
 _HOW = "give log files, folders that hold *.log, *.out or *.err files, globs, or - for standard input"
 
 
@@ -133,7 +135,26 @@ def _discover(paths: Sequence[str]) -> list[Found]:
     said = [why for why in discovery.errors if not why.endswith("waiting for one")]
     if not found and said:
         raise SourceError(f"{'; '.join(said)}; {_HOW}")
-    return found
+    return _runs_apart(found)
+
+
+def _runs_apart(found: list[Found]) -> list[Found]:
+    """Of folders that claim the same ranks and are named like runs, each is a job; those of nodes stay one."""
+    folders = {each.path.parent for each in found if "is claimed in" in each.note and not each.run}
+    if not folders or not _are_runs([folder.name for folder in folders]):
+        return found
+    runs = [each for folder in sorted(folders) for each in Discovery([str(folder)], None).scan()]
+    apart = {each.path for each in runs}
+    log.warning("by their names these folders are %d runs: each is a job", len(folders))
+    return sorted([*(each for each in found if each.path not in apart), *runs], key=lambda each: each.path)
+
+
+def _are_runs(names: Sequence[str]) -> bool:
+    """Whether folders side by side are runs: by a word for it, or each has a word of its own, as nodes have not."""
+    words = [re.sub(r"[^a-z]+", "", name.lower()) for name in names]
+    if any(_NODE.search(word) for word in words):
+        return False
+    return len({*words}) == len(words) > 1 or all(_RUN.search(word) for word in words)
 
 
 def _packed(paths: Sequence[str]) -> list[Found]:

@@ -224,6 +224,26 @@ def test_files_listed_by_a_shell_are_one_job(diagnosis: Diagnosis, tmp_path: Pat
     assert (verdict["job"], verdict["initiating_ranks"]) == ("run7", [3])
 
 
+@pytest.mark.parametrize(
+    ("names", "jobs"),
+    [(("good", "lr-0.1", "wide"), 3), (("run1", "run2", "run3"), 3), (("node1", "node2", "node3"), 1)],
+)
+def test_folders_of_runs_side_by_side_are_jobs_and_those_of_nodes_are_one(
+    diagnosis: Diagnosis, tmp_path: Path, names: tuple[str, ...], jobs: int
+) -> None:
+    for name in names:
+        (tmp_path / name).mkdir()
+        for rank in range(4):
+            crash = OOM if (name, rank) == (names[1], 3) else ""
+            (tmp_path / name / f"rank{rank}.log").write_text(STEPS + crash)
+    verdicts = diagnosis.paths([str(tmp_path)], io.BytesIO())
+    assert diagnosis.coverage.jobs == jobs
+    if jobs > 1:
+        assert [(v["job"], v["failure"], v["initiating_ranks"]) for v in verdicts] == [
+            (names[1], "cuda-out-of-memory", [3])
+        ]
+
+
 def test_errors_in_a_file_of_their_own_come_after_the_steps(diagnosis: Diagnosis, tmp_path: Path) -> None:
     files = {}
     for rank in range(2):
