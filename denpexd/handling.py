@@ -113,7 +113,9 @@ class Handling:
         closed = verdict["state"] == "closed"
         if closed and not asked.note:
             raise RequestError(409, "the incident is over already; a note is all that can be added")
-        by, note = redact(asked.by)[0], redact(asked.note)[0]
+        before = ledger.book.acknowledged.get(key)
+        note = redact(asked.note)[0] or (before.note if before else "")  # nobody's note is lost by another's taking on
+        by = redact(asked.by)[0]
         one = Acknowledgement(key, self._daemon.clock.wall(), by, note, asked.close or closed)
         ledger.book.acknowledge(one)
         if one.closed:

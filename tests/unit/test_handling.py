@@ -228,6 +228,10 @@ class TestAcknowledge:
             await site.later(20 * 3600)
             assert site.sent() == [], "it survives a restart"
             assert (await site.client.get("/api/v1/incidents/k")).json()["acknowledged"]["by"] == "anna"
+            taken_over = await site.client.post("/api/v1/incidents/k/ack", json={"by": "bob"})
+            assert {name: taken_over.json()["acknowledged"][name] for name in ("by", "note")} == {
+                "by": "bob", "note": "looking"
+            }  # fmt: skip
 
     async def test_closing_by_hand_tells_the_end_with_the_note(self, tmp_path: Path, clock: ManualClock) -> None:
         async with started(tmp_path, clock) as site:
