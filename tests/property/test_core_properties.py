@@ -231,8 +231,8 @@ def test_renaming_ranks_renames_the_verdict_and_changes_nothing_else(script: Scr
 @given(scripts(), st.integers(1, 10**9))
 def test_shifting_time_shifts_the_verdict_and_changes_nothing_else(script: Script, seconds: int) -> None:
     def back(verdict: dict[str, Any]) -> dict[str, Any]:
-        for key in ("opened_t", "updated_t"):
-            verdict[key] -= seconds
+        for key in ("opened_t", "updated_t", "stopped_t"):
+            verdict[key] = None if verdict[key] is None else verdict[key] - seconds
         verdict["evidence"] = [{**e, "t": e["t"] - seconds} for e in verdict["evidence"]]
         return {**verdict, "key": verdict["key"].rsplit("-", 1)[0]}
 
