@@ -135,13 +135,13 @@ def test_the_daemon_keeps_no_list_of_what_is_no_log(tmp_path: Path) -> None:
 def test_the_page_tells_files_job_by_job_and_what_was_left_out(tmp_path: Path) -> None:
     write(tmp_path, a__rank0_log="x\n", a__rank1_log="x\n", a__train_log="x\n")
     (tmp_path / "a" / "weights.pt").write_text("x")
-    result = discover(str(tmp_path / "a"))
+    result = discover(str(tmp_path / "a"), columns=300)
     assert result.exit_code == 0
     assert "job a (the name of the folder): 3 files, ranks 0-1" in result.output
     assert f"in {tmp_path}/a" in result.output
     assert "rank0.log  0" in result.output
     assert "train.log  ?" in result.output
-    assert "weights.pt an archive or a binary file by its name" in " ".join(result.output.split())
+    assert "an archive or a binary file by its name" in result.output
     for columns in (40, 64):
         assert all(cells(line) <= columns for line in discover(str(tmp_path / "a"), columns=columns).output.split("\n"))
 
