@@ -25,7 +25,6 @@ from denpexd.errors import CaseError, SettingsError
 from denpexd.playback import Playback, Receiver, RecordedCollector, shortened
 from denpexd.recording import Recording, read_case
 from denpexd.settings import Settings, load
-from denpexd.web.server import bind
 
 JOB = "demo"
 PORT = 9464
@@ -97,6 +96,7 @@ async def play(incident: str | None, *, speed: float, keep: bool, color: bool) -
                     collector=collector,
                     until=lambda _: over.is_set(),
                     listening=address.put_nowait,
+                    any_port=True,
                 )
             )
             stage = _Stage(show, clock, speed, playback, collector, receiver, console, Screen(sys.stdout, color=color))
@@ -227,18 +227,9 @@ def _settings(folder: Path, files: Sequence[Path], webhook: str) -> Settings:
         "paths": [str(file) for file in files],
         "state_dir": str(folder / "state"),
         "sinks": [{"type": "console"}, {"type": "webhook", "url": webhook}],
-        "web": {"port": _port()},
+        "web": {"port": PORT},
     }
     return load(None, overrides=flags, environ={})
-
-
-def _port() -> int:
-    """The usual port, or any free one where that is taken."""
-    try:
-        bind("127.0.0.1", PORT).close()
-    except SettingsError:
-        return 0
-    return PORT
 
 
 @contextmanager
