@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from denpexd.core.cadence import Limits, suspicion
+from denpexd.core.loops import due
 from denpexd.core.state import JobState, RankState
 from denpexd.core.state import RankState as CoreRank
 from denpexd.daemon import Daemon
@@ -46,7 +47,7 @@ class DaemonView:
         frozen = replace(job, ranks=dict(job.ranks), memo={})
         verdicts = list(self._daemon.ledger.incidents.values())
         mine = [v for v in verdicts if v["job"] == name and v["state"] == "open"]
-        return job_view(frozen, self._daemon.clock.now(), mine)
+        return job_view(frozen, self._daemon.clock.now(), mine, known.core.limits)
 
     def pace(self, job: str) -> Sequence[Pace]:
         return self._series.of(job)
@@ -153,14 +154,15 @@ class DaemonView:
         }
 
 
-def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:
+def job_view(job: JobState, now: float, verdicts: Sequence[Verdict], limits: Limits) -> JobView:
     """One job as the console shows it."""
     failed = {r for v in verdicts for r in _ranks(v, "initiating_ranks")}
     waiting = {r for v in verdicts for r in _ranks(v, "collateral_ranks")}
-    quiet = job.silence(now) >= suspicion(Limits(), job.usual)  # asked once: it looks at every rank
+    quiet = job.silence(now) >= suspicion(limits, job.usual)  # asked once: it looks at every rank
     ranks = [_rank_view(job.ranks.get(r), r, now, failed, waiting, quiet) for r in job.universe]
     over = bool(ranks) and all(r.state in ("done", "gone", "unheard") for r in ranks)
     stall = 0.0 if over or job.moved_t is None else max(0.0, job.silence(now) - 2 * (job.usual or 0.0))
+    hang_due_t, hang_due_by = due(job, now, limits) or (None, "")
     return JobView(
         job=job.job,
         attempt=job.attempt,
@@ -169,6 +171,8 @@ def job_view(job: JobState, now: float, verdicts: Sequence[Verdict]) -> JobView:
         stall_seconds=stall,
         phase=job.last_phase if job.busiest is None else job.busiest.phase,
         world_size=job.world_size,
+        hang_due_t=hang_due_t,
+        hang_due_by=hang_due_by,
         ranks=ranks,
     )
 

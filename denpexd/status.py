@@ -18,7 +18,7 @@ from denpexd.errors import DaemonError
 from denpexd.notify.render import Page, acknowledged, kind_word, who
 from denpexd.notify.text import one_line
 from denpexd.terminal import table
-from denpexd.web.page import byte_size, duration
+from denpexd.web.page import byte_size, duration, hang_due
 from denpexd.web.view import RANK_STATES
 
 A_PAGE = 1000  # of the API
@@ -211,6 +211,14 @@ def _jobs(standing: Standing, page: Page) -> None:
         stands = duration(job["stall_seconds"]) if job["stall_seconds"] else ""
         rows.append((one_line(job["job"]), job_state(job), step, usual, stands, ranks))
     page.lines += ["", *table(head, rows, page.width)]
+    waits = [(one_line(job["job"]), text) for job in standing.jobs if (text := waits_for(job))]
+    for name, text in waits[:SHOWN]:
+        page.text(f"{name}: {text}", "  ")
+
+
+def waits_for(job: Mapping[str, Any]) -> str:
+    """What a job without a step, or one that stands, waits for before it is told; "" where it waits for nothing."""
+    return hang_due(job["step"], job["stall_seconds"], job.get("hang_due_t"), one_line(job.get("hang_due_by")))
 
 
 def _itself(standing: Standing, page: Page) -> None:

@@ -20,7 +20,7 @@ from textual.worker import get_current_worker
 from denpexd.errors import DenpexdError
 from denpexd.notify.render import acknowledged, kind_word, report, who
 from denpexd.notify.text import one_line, printable
-from denpexd.status import Standing, Verdict, job_state
+from denpexd.status import Standing, Verdict, job_state, waits_for
 from denpexd.web.page import duration
 
 CELLS = {
@@ -204,10 +204,13 @@ class Top(App[None]):
     # --- drawing ----------------------------------------------------------------------------------------------------
 
     def _chosen_job(self) -> str | None:
+        return None if (job := self._chosen()) is None else str(job["job"])
+
+    def _chosen(self) -> Mapping[str, Any] | None:
         if self._standing is None:
             return None
         jobs, row = in_order(self._standing), self._jobs.cursor_row
-        return str(jobs[row]["job"]) if 0 <= row < len(jobs) else None
+        return jobs[row] if 0 <= row < len(jobs) else None
 
     def _show(self) -> None:
         self._show_head()
@@ -236,7 +239,9 @@ class Top(App[None]):
     def _show_ranks(self) -> None:
         # An update before the first layout would not know its width.
         width = max(8, self._grid.size.width - 2)
-        if (shown := grid(self._ranks, width)) != self._shown:  # of 16,384 ranks the layout takes half a second
+        waits = "" if (job := self._chosen()) is None else waits_for(job)
+        shown = Text(f"{waits}\n" if waits else "", "yellow") + grid(self._ranks, width)
+        if shown != self._shown:  # of 16,384 ranks the layout takes half a second
             self._shown = shown
             self._cells.update(shown)
 

@@ -104,14 +104,25 @@ def page(limits: Limits, usual: float | None) -> float:
 
 
 def budget(limits: Limits, phase: str, rhythm: Rhythm) -> float:
-    """Silence that is worth a page on its own: the learned length of this phase times ten, else its default."""
-    default = limits.budgets.get(phase, limits.budgets["train"])
+    """Silence that is worth a page on its own, in seconds."""
+    return budget_and_why(limits, phase, rhythm)[0]
+
+
+def budget_and_why(limits: Limits, phase: str, rhythm: Rhythm) -> tuple[float, str]:
+    """The learned length of this phase times ten, else its default; and the setting or measure that it comes from."""
+    ten = limits.budget_factor
     if phase in ("eval", "checkpoint", "compile", "load", "init", "end"):
         usual = rhythm.usual_phase(phase)
-        return default if usual is None else max(limits.learned_floor, limits.budget_factor * usual)
+        if usual is None:
+            return limits.budgets[phase], f"hang.budgets.{phase}"
+        return max(limits.learned_floor, ten * usual), f"{ten:g} times the usual length of phase {phase}"
     if rhythm.usual is None:
-        return limits.budgets["start"]
+        return limits.budgets["start"], "hang.budgets.start"
     # Between steps an unannounced evaluation may hide, so a fast rhythm alone does not shorten the budget below
     # that of an evaluation; only a slow one lengthens it, and only the user's own budget shortens it.
-    least = min(limits.budgets["eval"], limits.budgets["train"])
-    return max(least, limits.budget_factor * rhythm.usual, 3 * rhythm.longest)
+    least = min(("eval", "train"), key=limits.budgets.__getitem__)
+    return max(
+        (limits.budgets[least], f"hang.budgets.{least}"),
+        (ten * rhythm.usual, f"{ten:g} usual gaps between steps"),
+        (3 * rhythm.longest, "3 times the longest gap between steps"),
+    )

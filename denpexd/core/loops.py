@@ -95,15 +95,12 @@ def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
 
 def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bool) -> str | None:
     """What to say about a job that has not moved for long (`beyond`: beyond the budget); None if it has."""
-    watched = job.recent or any(s.pid for s in job.ranks.values())  # else these are the logs of a job long dead
-    over = job.over or operations.asked_before(job, now)
-    silence = 0.0 if over or not watched else job.silence(now)
+    silence = job.silence(now) if _may_stand(job, now) else 0.0
     limit, seconded = cadence.page(limits, job.usual), ""
     if beyond:
         silence = 0.0 if job.ended else min(silence, job.quiet(now))
-        rhythm = source.rhythm if (source := job.busiest) else cadence.Rhythm()
-        patience = max(limit, SECONDED, 2 * rhythm.longest)
-        limit = cadence.budget(limits, job.last_phase, rhythm) * (TOGETHER if _evaluates_together(job) else 1.0)
+        patience = max(limit, SECONDED, 2 * _rhythm(job).longest)
+        limit, _ = _budget(job, limits)
         if patience <= silence < limit and (seconded := _seconded(job, now)):
             limit = patience
     if silence < limit:
@@ -111,6 +108,33 @@ def _standstill(job: JobState, now: float, limits: cadence.Limits, *, beyond: bo
     usual = job.usual
     rhythm_text = f" (usual: every {usual:.3g} s)" if usual is not None else " (no rhythm learned yet)"
     return f"no progress of any rank for {silence:.0f} s{rhythm_text}{seconded}"
+
+
+def due(job: JobState, now: float, limits: cadence.Limits) -> tuple[float, str] | None:
+    """When silence alone will be told, if it lasts until then, and by which budget; None where the job may be silent
+    for ever, or it was due already.
+    """
+    if job.ended or not _may_stand(job, now):
+        return None
+    limit, why = _budget(job, limits)
+    left = limit - min(job.silence(now), job.quiet(now))
+    return (now + left, why) if left > 0 else None
+
+
+def _may_stand(job: JobState, now: float) -> bool:
+    """Not the logs of a job long dead, nor one that is over or was told to stop."""
+    watched = job.recent or any(s.pid for s in job.ranks.values())
+    return watched and not job.over and not operations.asked_before(job, now)
+
+
+def _rhythm(job: JobState) -> cadence.Rhythm:
+    return source.rhythm if (source := job.busiest) else cadence.Rhythm()
+
+
+def _budget(job: JobState, limits: cadence.Limits) -> tuple[float, str]:
+    """Silence after which nothing else need be known, and what it comes from."""
+    seconds, why = cadence.budget_and_why(limits, job.last_phase, _rhythm(job))
+    return (TOGETHER * seconds, f"{TOGETHER:g} times {why}") if _evaluates_together(job) else (seconds, why)
 
 
 def _evaluates_together(job: JobState) -> bool:

@@ -218,6 +218,8 @@ def _schemas(verdict: Schema) -> dict[str, Any]:
         "stall_seconds": {"type": "number", "minimum": 0},
         "phase": _maybe("string"),
         "world_size": _maybe("integer"),
+        "hang_due_t": {**_maybe("number"), "description": "When silence alone will be told as a hang, if it lasts."},
+        "hang_due_by": {**TEXT, "description": "What that comes from, such as hang.budgets.start."},
         "counts": {"type": "object", "additionalProperties": COUNT, "description": "Ranks by state."},
         "ranks": {"type": "array", "items": _ref("Rank"), "description": "Left out with ranks=none."},
     }

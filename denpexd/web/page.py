@@ -39,7 +39,7 @@ class Console:
             number=number,
             plural=plural,
         )
-        self._env.globals.update(version=denpexd.__version__, when=when)
+        self._env.globals.update(version=denpexd.__version__, when=when, hang_due=hang_due)
 
     def render(self, template: str, **values: object) -> bytes:
         """A page."""
@@ -87,6 +87,14 @@ def duration(seconds: float | None) -> str:
     if minutes < 48 * 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes // 1440} days {minutes % 1440 // 60} h"
+
+
+def hang_due(step: int | None, stall_seconds: float, t: float | None, by: str) -> str:
+    """What a job without a step, or one that stands, waits for before it is told; empty where it waits for nothing."""
+    if t is None or (step is not None and not stall_seconds):
+        return ""
+    waits = "no step seen yet" if step is None else "no progress"
+    return f"{waits}; silence is judged from {iso(t)[11:19]} UTC ({by})"
 
 
 def byte_size(count: float) -> str:

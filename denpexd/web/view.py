@@ -38,6 +38,8 @@ class JobView:
     """One job now. `step_seconds`: the usual time of a step, None until learned.
 
     `stall_seconds`: seconds since the job last made progress, 0 while it does and after it ended.
+    `hang_due_t`: Unix seconds at which silence alone will be told as a hang if it lasts until then, None where it will
+    not be or has been; `hang_due_by`: the setting or measure that this comes from.
     `world_size`: ranks the job has, None while unknown. `ranks`: every rank heard of or known to exist.
     """
 
@@ -49,6 +51,8 @@ class JobView:
     phase: str | None = None
     world_size: int | None = None
     ranks: Sequence[RankView] = ()
+    hang_due_t: float | None = None
+    hang_due_by: str = ""
 
     @property
     def counts(self) -> dict[str, int]:

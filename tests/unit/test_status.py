@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def test_an_open_incident_is_told_with_its_key_and_where_to_read_on(daemon: tupl
     assert rows == [["run-7", "failed"], ["run-8", "running"]]
     assert "2 min 5 s" in result.output
     assert "3 waiting, 1 failed" in result.output
+
+
+def test_a_job_that_has_shown_no_step_says_until_when_it_is_waited_for(daemon: tuple[Shown, str]) -> None:
+    waits = {"hang_due_t": 1_760_000_400.0, "hang_due_by": "hang.budgets.start"}
+    ranks = [RankView(0, "running")]
+    daemon[0].job_views = [SOUND, replace(SOUND, **waits), JobView(job="run-9", attempt=0, ranks=ranks, **waits)]
+    result = status(daemon[1], columns=120)
+    assert "run-9: no step seen yet; silence is judged from 09:00:00 UTC (hang.budgets.start)" in result.output
+    assert result.output.count("silence is judged") == 1
+    assert result.exit_code == 0
 
 
 def test_scripts_get_the_same_as_json_with_ranks_counted(daemon: tuple[Shown, str]) -> None:

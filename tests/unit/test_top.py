@@ -117,6 +117,15 @@ async def test_jobs_ranks_and_incidents_are_on_the_screen(fake: Fake) -> None:
         ]
 
 
+async def test_a_job_that_has_shown_no_step_says_until_when_it_is_waited_for(fake: Fake) -> None:
+    waits = {"step": None, "hang_due_t": 1_760_000_400.0, "hang_due_by": "hang.budgets.start"}
+    fake.standing = replace(fake.standing, jobs=[job("run-8", running=2) | waits])
+    async with Top(fake, every=60).run_test(size=(100, 30)) as pilot:
+        await seen(pilot)
+        said = "no step seen yet; silence is judged from 09:00:00 UTC (hang.budgets.start)"
+        assert text(pilot, "ranks").splitlines()[0] == said
+
+
 async def test_an_incident_is_taken_on_with_a_key(fake: Fake) -> None:
     async with Top(fake, every=60).run_test(size=(100, 30)) as pilot:
         await seen(pilot)
