@@ -283,6 +283,7 @@ async def run(
         if collector is local:
             feed = NodeFeed(kernel, Places(processes), Resources(), daemon, lambda: local.ranks)
             kept_going["node"] = feed.forever
+        await asyncio.to_thread(scanner.wait)
         _settle_in()
         tasks = [
             asyncio.create_task(serve(app, sock, listening=ready), name="web"),

@@ -93,4 +93,6 @@ class Rules:
         packs = load_packs(settings.rules if settings is not None else [])
         if packs.errors:
             raise RuleErrors(packs.errors)
-        return settings, packs, make_scanner(packs.catalog)
+        scanner = make_scanner(packs.catalog)
+        scanner.wait()
+        return settings, packs, scanner

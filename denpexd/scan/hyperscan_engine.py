@@ -8,6 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 
 import hyperscan
 import re2
@@ -25,6 +26,9 @@ _OPTIONS.encoding = re2.Options.Encoding.LATIN1
 _OPTIONS.log_errors = False
 _LARGE_BLOCK = 64  # smaller blocks take another path through hyperscan
 
+Compiled = tuple[hyperscan.Database | None, Re2Engine | None, list[int]]
+"""The database; the patterns that run on re2 beside it, and their indexes."""
+
 
 class HyperscanEngine:
     """See engine.Engine. Patterns that hyperscan refuses, or is caught missing, run on re2 beside it."""
@@ -36,63 +40,75 @@ class HyperscanEngine:
         prefilters = {index: form for index, tree in enumerate(trees) if (form := from_literal(tree))}
         self._everywhere = [index for index in range(len(trees)) if index not in prefilters]
         self._local = threading.local()
-        self._database: hyperscan.Database | None = None
-        beside: list[int] = []
-        while prefilters:
-            self._database, refused = _compile(prefilters)
-            self._local = threading.local()
-            missed = self._missed(trees, prefilters)
-            for index in missed:
-                simpler = longest_literal(trees[index])
-                if simpler is None or simpler == prefilters[index]:
-                    refused.append(index)
-                else:
-                    prefilters[index] = simpler
-            beside.extend(refused)
-            prefilters = {index: form for index, form in prefilters.items() if index not in set(refused)}
-            if not missed:
-                break
-        for index in beside:
-            log.warning("hyperscan cannot take pattern %r; it runs on re2 and slows every scan down", patterns[index])
-        self._beside_indexes = beside
-        self._beside = Re2Engine([patterns[index] for index in beside]) if beside else None
+        self._compiled: Future[Compiled] = Future()
+        # Compiling takes a second and lets go of the interpreter: a daemon that starts does something else meanwhile.
+        threading.Thread(target=self._compile, args=(patterns, trees, prefilters), name="compile", daemon=True).start()
+
+    def _compile(self, patterns: Sequence[str], trees: Sequence[Node], prefilters: dict[int, bytes]) -> None:
+        try:
+            self._compiled.set_result(_compile_all(patterns, trees, prefilters))
+        except Exception as error:  # raised where the engine is used
+            self._compiled.set_exception(error)
 
     def scan(self, data: bytes) -> list[tuple[int, int]]:
-        hits = self._scan(data) if self._database is not None and data else []
+        database, beside, slow = self._compiled.result()
+        hits = _scan(database, data, self._scratch(database)) if database is not None and data else []
         if self._everywhere:
             hits.extend((at, index) for at in every_segment(data) for index in self._everywhere)
-        if self._beside is not None:
-            hits.extend((at, self._beside_indexes[index]) for at, index in self._beside.scan(data))
+        if beside is not None:
+            hits.extend((at, slow[index]) for at, index in beside.scan(data))
         return hits
 
-    def _scan(self, data: bytes) -> list[tuple[int, int]]:
-        hits: list[tuple[int, int]] = []
-        append = hits.append
-
-        def found(pattern: int, _start: int, end: int, _flags: int, _context: object) -> None:
-            append((end - 1, pattern))
-
-        assert self._database is not None
-        self._database.scan(data, match_event_handler=found, scratch=self._scratch())
-        return hits
-
-    def _scratch(self) -> hyperscan.Scratch:
+    def _scratch(self, database: hyperscan.Database) -> hyperscan.Scratch:
         """One scratch per thread: two threads in one scratch is an error."""
         scratch = getattr(self._local, "scratch", None)
         if scratch is None:
-            scratch = self._local.scratch = hyperscan.Scratch(self._database)
+            scratch = self._local.scratch = hyperscan.Scratch(database)
         return scratch
 
-    def _missed(self, trees: Sequence[Node], prefilters: dict[int, bytes]) -> list[int]:
-        """Patterns that this database does not find in texts made from them (see loosen.from_literal for why)."""
-        missed = []
-        for index in prefilters:
-            for sample in samples(trees[index], _SAMPLES, seed=index):
-                line = b" " * _LARGE_BLOCK + sample + b" " * _LARGE_BLOCK
-                if all(found != index for _, found in self._scan(line)) and _accepts(trees[index], line):
-                    missed.append(index)
-                    break
-        return missed
+
+def _scan(database: hyperscan.Database, data: bytes, scratch: hyperscan.Scratch) -> list[tuple[int, int]]:
+    hits: list[tuple[int, int]] = []
+    append = hits.append
+
+    def found(pattern: int, _start: int, end: int, _flags: int, _context: object) -> None:
+        append((end - 1, pattern))
+
+    database.scan(data, match_event_handler=found, scratch=scratch)
+    return hits
+
+
+def _compile_all(patterns: Sequence[str], trees: Sequence[Node], prefilters: dict[int, bytes]) -> Compiled:
+    database: hyperscan.Database | None = None
+    beside: list[int] = []
+    while prefilters:
+        database, refused = _compile(prefilters)
+        missed = _missed(database, trees, prefilters) if database is not None else []
+        for index in missed:
+            simpler = longest_literal(trees[index])
+            if simpler is None or simpler == prefilters[index]:
+                refused.append(index)
+            else:
+                prefilters[index] = simpler
+        beside.extend(refused)
+        prefilters = {index: form for index, form in prefilters.items() if index not in set(refused)}
+        if not missed:
+            break
+    for index in beside:
+        log.warning("hyperscan cannot take pattern %r; it runs on re2 and slows every scan down", patterns[index])
+    return database, Re2Engine([patterns[index] for index in beside]) if beside else None, beside
+
+
+def _missed(database: hyperscan.Database, trees: Sequence[Node], prefilters: dict[int, bytes]) -> list[int]:
+    """Patterns that this database does not find in texts made from them (see loosen.from_literal for why)."""
+    missed, scratch = [], hyperscan.Scratch(database)
+    for index in prefilters:
+        for sample in samples(trees[index], _SAMPLES, seed=index):
+            line = b" " * _LARGE_BLOCK + sample + b" " * _LARGE_BLOCK
+            if all(found != index for _, found in _scan(database, line, scratch)) and _accepts(trees[index], line):
+                missed.append(index)
+                break
+    return missed
 
 
 def _accepts(tree: Node, line: bytes) -> bool:

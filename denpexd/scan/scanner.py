@@ -76,6 +76,11 @@ class Scanner:
         twin._progress = tuple(changed.get(signal.id, signal) for signal in self._progress)
         return twin
 
+    def wait(self) -> None:
+        """Until everything is compiled, which an engine may do in a thread of its own."""
+        for engine in (self._everything, self._steps):
+            engine.scan(b"")
+
     def named(self, data: bytes, *, whole: bool) -> list[Named]:
         """Segments that may match, in order. `whole`: look for progress everywhere, not only at the end."""
         return _by_segment(data, self._everything.scan(data) + self._progress_in(data, whole))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from denpexd.scan.engine import Engine, EngineFactory, choose_engine
 from denpexd.scan.loosen import from_literal, loosen, samples, trimmed
 from denpexd.scan.re2_engine import Re2Engine
+from denpexd.scan.scanner import Scanner
 
 hyperscan_engine = pytest.importorskip("denpexd.scan.hyperscan_engine")
 HyperscanEngine = hyperscan_engine.HyperscanEngine
@@ -142,6 +143,16 @@ def test_a_pattern_that_hyperscan_refuses_runs_beside_it(monkeypatch: pytest.Mon
     )
     engine = HyperscanEngine(["plain", "odd one"])
     assert {index for _, index in engine.scan(b"plain\nodd one\n")} == {0, 1}
+
+
+def test_what_goes_wrong_while_it_compiles_is_raised_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise MemoryError("no room for the database")
+
+    monkeypatch.setattr(hyperscan_engine, "_compile_all", broken)
+    scanner = Scanner([], HyperscanEngine)
+    with pytest.raises(MemoryError, match="no room"):
+        scanner.wait()
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
