@@ -1,7 +1,8 @@
 """Finds failures by pasted text, offline: first by the rules' own signals, then by words.
 
 A signal that holds on the text is proof, so those rules come first, the more exact ones before the more general. The
-words are ranked with BM25 over what an entry says about itself.
+words are ranked with BM25 over what an entry says about itself; who types a name of a failure ("oom", "xid 79") gets the
+entries that carry it first, of those the ones that most others refer to.
 """
 
 import math
@@ -37,11 +38,13 @@ _SPOKEN = ("log", "kernel", "dump", "launcher")  # kinds of evidence that a text
 class Found:
     """One failure that the text may be about. `quotes`: (line, what it means) where signals of the rule hold.
 
-    `words`: what both have in common, the most telling first; `score`: comparable within one search only.
+    `words`: what both have in common, the most telling first; `score`: comparable within one search only. `named`:
+    its id, aliases, tags and title have all words of the text.
     """
 
     rule: Rule
     score: float
+    named: bool = False
     quotes: tuple[tuple[str, str], ...] = ()
     words: tuple[str, ...] = ()
 
@@ -53,19 +56,25 @@ class Search:
         self._catalog = catalog
         self._scanner = Scanner([s for s in catalog.signals.values() if s.kind == "log"], engine)
         self._pages = {rule.id: _page(rule) for rule in catalog.rules.values()}
+        self._names = {rule.id: _names(rule) for rule in catalog.rules.values()}
+        self._referred = Counter(other for rule in catalog.rules.values() for other in rule.entry.related)
         self._spread = Counter(word for page in self._pages.values() for word in page)
         self._usual = sum(map(Counter.total, self._pages.values())) / max(1, len(self._pages))
 
     def __call__(self, text: str, limit: int = 5) -> list[Found]:
         """The failures that explain the text best, at most `limit`."""
         proven = self._proven(text)
-        by_words = self._by_words(text)
+        asked = frozenset(_words(text))
+        by_words = self._by_words(asked)
         best = max((score for score, _ in by_words.values()), default=0.0)
         found = []
         for rule_id in {*proven, *(r for r, (score, _) in by_words.items() if score >= _LEAST * best)}:
             rule = self._catalog.rules[rule_id]
             score, words = by_words.get(rule_id, (0.0, ()))
-            found.append(Found(rule, score, proven.get(rule_id, ()), words))
+            named = bool(asked) and asked <= frozenset().union(*self._names[rule_id])
+            if named:
+                score *= (1 + math.log1p(self._referred[rule_id]) / 4) * (1.25 if asked in self._names[rule_id] else 1)
+            found.append(Found(rule, score, named, proven.get(rule_id, ()), words))
         return sorted(found, key=_order)[:limit]
 
     # --- signals ----------------------------------------------------------------------------------------------------
@@ -106,8 +115,7 @@ class Search:
 
     # --- words ------------------------------------------------------------------------------------------------------
 
-    def _by_words(self, text: str) -> dict[str, tuple[float, tuple[str, ...]]]:
-        asked = set(_words(text))
+    def _by_words(self, asked: frozenset[str]) -> dict[str, tuple[float, tuple[str, ...]]]:
         found = {}
         for rule_id, page in self._pages.items():
             long = _K1 * (1 - _B + _B * page.total() / self._usual)
@@ -128,7 +136,12 @@ _PRECISION = {"exact": 0, "general": 1, "symptom": 2}
 def _order(found: Found) -> tuple[object, ...]:
     """Proof goes before words, the text of one rank before a part of what several must show, exact before general."""
     proof = (_PRECISION[found.rule.precision], found.rule.correlation is not None) if found.quotes else ()
-    return (not found.quotes, proof, -found.score, found.rule.id)
+    return (not found.quotes, proof, not found.named, -found.score, found.rule.id)
+
+
+def _names(rule: Rule) -> set[frozenset[str]]:
+    """The words of each name of a failure, its title among them."""
+    return {frozenset(_words(name)) for name in (rule.id, *rule.entry.aliases, *rule.entry.tags, rule.entry.title)}
 
 
 def _page(rule: Rule) -> Counter[str]:

@@ -64,6 +64,34 @@ def test_words_find_a_failure_among_the_first_three(shipped: Search, words: str,
     assert failure in [found.rule.id for found in shipped(words, 3)]
 
 
+@pytest.mark.parametrize(
+    ("word", "failures"),
+    [
+        ("oom", ["cuda-out-of-memory", "cuda-oom-other-process", "rank-oom-killed"]),
+        ("out of memory", ["cuda-out-of-memory"]),
+        ("hang", ["silent-hang", "nccl-init-hang", "collective-timeout-undetermined"]),
+        ("stuck", ["collective-timeout-undetermined", "silent-hang"]),
+        ("deadlock", ["rank-only-collective"]),
+        ("nan", ["nan-loss", "nan-gradient-local"]),
+        ("timeout", ["collective-timeout-undetermined"]),
+        ("killed", ["rank-oom-killed"]),
+        ("sigsegv", ["rank-segfault"]),
+        ("crash", ["single-rank-exception", "rank-segfault"]),
+        ("xid", ["gpu-ecc-double-bit", "gpu-fallen-off-bus"]),
+        ("gpu lost", ["gpu-fallen-off-bus"]),
+        ("loss spike", ["loss-spike-divergence"]),
+        ("slow", ["straggler", "throughput-collapse"]),
+        ("rdma", ["nccl-ib-failure", "ib-link-down"]),
+        ("preempted", ["spot-preemption", "slurm-preemption", "preempted-sigterm"]),
+        ("no space left", ["disk-full"]),
+    ],
+)
+def test_a_word_for_a_failure_finds_what_carries_it_first(shipped: Search, word: str, failures: list[str]) -> None:
+    found = [found.rule.id for found in shipped(word, 4)]
+    assert set(failures) <= set(found)
+    assert found[0] in failures
+
+
 @pytest.mark.parametrize("text", ["qqqq", "the of and", "\x00\udcff", "{" * 2000, "?" * 5000])
 def test_text_that_tells_nothing_finds_nothing(shipped: Search, text: str) -> None:
     assert shipped(text) == []
