@@ -102,7 +102,7 @@ async def lateness(daemon: Daemon) -> tuple[Late, Late]:
         return await ticking
 
     with ThreadPoolExecutor(1) as pool:
-        exposition = Exposition(daemon, pool)  # type: ignore[arg-type]  # no more of a View is asked for
+        exposition = Exposition(daemon, pool)  # no more of a View is asked for
         await exposition.render("", zipped=True)
         return await while_running(ROUNDS), await while_running(0)
 

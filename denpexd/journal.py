@@ -36,18 +36,19 @@ def encode(job: str, event: Event) -> str | None:
 
 def packed(event: Event) -> dict[str, Any]:
     """An event of any kind as JSON-ready values, without what is as usual."""
-    usual = _defaults(type(event))  # type: ignore[arg-type]  # mypy takes a class for no hashable
-    told: dict[str, Any] = {"event": type(event).__name__}
-    for name in _hints(type(event)):  # type: ignore[arg-type]  # as above
+    kind: Any = type(event)
+    usual = _defaults(kind)
+    told: dict[str, Any] = {"event": kind.__name__}
+    for name in _hints(kind):
         if (value := getattr(event, name)) != usual.get(name, MISSING):
             told[name] = _plain(value)
     return told
 
 
-def unpacked(content: object) -> Event:
+def unpacked(content: Any) -> Event:
     """The inverse of `packed`; CaseError for anything else."""
     try:
-        known = dict(content)  # type: ignore[call-overload]  # what cannot be made one is refused below
+        known = dict(content)
         event: Event = _made(_ALL[known.pop("event")], known)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         raise CaseError(f"not an event ({wrong!r}): {str(content)[:80]}") from None
@@ -88,8 +89,8 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, vars(vocabulary))
 
 
-def _made(kind: type[Any], content: Mapping[str, Any]) -> Any:
-    hints = _hints(kind)  # type: ignore[arg-type]  # as above
+def _made(kind: Any, content: Mapping[str, Any]) -> Any:
+    hints = _hints(kind)
     return kind(**{name: _checked(hints[name], value) for name, value in content.items()})
 
 

@@ -40,7 +40,7 @@ def of_command(folder: Path, clock: Clock) -> Store:
     Commands at the same time have folders of their own below `folder`; one with unsent alerts is preferred.
     """
     for slot in _slots(folder, "exec"):
-        if not os.path.exists(slot / FILE):  # noqa: PTH110 - Path.exists raises where rights are missing
+        if not os.path.exists(slot / FILE):
             break
         try:
             store = _open(slot, clock)
@@ -99,7 +99,7 @@ def _open(folder: Path, clock: Clock) -> Store:
 def _why(folder: Path, error: OSError) -> str:
     """What stands in the way of a folder, named where the system only hints at it."""
     for above in (folder, *folder.parents):
-        if os.path.lexists(above) and not os.path.isdir(above):  # noqa: PTH112 - as above
+        if os.path.lexists(above) and not os.path.isdir(above):
             return f"{above} is not a folder"
     if error.errno == errno.ENOENT:  # it was about to make all that was missing
         return f"nothing can be made in {Path(error.filename).parent}"

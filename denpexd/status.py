@@ -4,7 +4,7 @@
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,9 +58,9 @@ class Standing:
 
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """The samples of a metric added up by one label."""
-        found: Counter[str] = Counter()
+        found = defaultdict[str, float](float)
         for labels, value in self.metrics.get(name, {}).items():
-            found[dict(labels).get(label, "")] += value  # type: ignore[assignment]  # counts may be fractions
+            found[dict(labels).get(label, "")] += value
         return dict(found)
 
 

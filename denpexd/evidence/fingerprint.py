@@ -61,7 +61,7 @@ class Fingerprints:
         return {name: _cut(value) for name, value in facts.items() if value}
 
     def _path(self, pid: int, *parts: str) -> str:
-        return os.path.join(self._proc, str(pid), *parts)  # noqa: PTH118 - text is cheaper, and joined below a root
+        return os.path.join(self._proc, str(pid), *parts)
 
     def _inside(self, pid: int, path: str) -> str:
         """A path of the process in our eyes: it may live in another container."""
@@ -76,14 +76,14 @@ class Fingerprints:
         return {name: value for name, _, value in (entry.partition("=") for entry in entries) if name}
 
     def _cwd(self, pid: int) -> str:
-        return os.readlink(self._path(pid, "cwd"))  # noqa: PTH115 - as the kernel writes it
+        return os.readlink(self._path(pid, "cwd"))
 
     def _command(self, pid: int) -> dict[str, str]:
         words = self._words(pid)
         script = next((w for w in words[1:] if w.endswith((".py", ".sh"))), words[-1] if words else "")
         if "-m" in words[1:-1]:
             script = words[words.index("-m", 1) + 1]
-        facts = {"command": _RANK_OPTION.sub(r"\1*", " ".join(words)), "program": os.path.basename(script)}  # noqa: PTH119
+        facts = {"command": _RANK_OPTION.sub(r"\1*", " ".join(words)), "program": os.path.basename(script)}
         return facts | {"cwd": self._cwd(pid)}
 
     def _environment(self, pid: int) -> dict[str, str]:
@@ -97,7 +97,7 @@ class Fingerprints:
             found = commit_of(self._inside(pid, at), lambda path: self._inside(pid, path))
             if found or at == "/":
                 return found
-            at = os.path.dirname(at)  # noqa: PTH120 - text, see above
+            at = os.path.dirname(at)
         return {}
 
     def _software(self, pid: int) -> dict[str, str]:
@@ -117,7 +117,7 @@ class Fingerprints:
                 facts.pop("package.torch", None)
             if cuda := _CUDA.search(about):
                 facts["cuda"] = cuda[1]
-        exe = os.path.basename(os.readlink(self._path(pid, "exe")))  # noqa: PTH115, PTH119
+        exe = os.path.basename(os.readlink(self._path(pid, "exe")))
         return facts | ({"python": exe.removeprefix("python")} if re.fullmatch(r"python\d[\d.]*", exe) else {})
 
     def _site_packages(self, pid: int, maps: bytes) -> list[str]:
@@ -126,7 +126,7 @@ class Fingerprints:
         variables = self._variables(pid)
         words = self._words(pid)
         prefixes = [variables.get(name, "") for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-        programs = (words[0] if words else "", os.readlink(self._path(pid, "exe")))  # noqa: PTH115
+        programs = (words[0] if words else "", os.readlink(self._path(pid, "exe")))
         prefixes += [program.rpartition("/bin/")[0] for program in programs]
         for prefix in filter(lambda text: text.startswith("/"), dict.fromkeys(prefixes)):
             lib = self._inside(pid, f"{prefix}/lib")
@@ -150,7 +150,7 @@ class Fingerprints:
         return self._listed[key]
 
     def _driver(self, pid: int) -> dict[str, str]:
-        text = read(os.path.join(self._proc, "driver/nvidia/version"), _SMALL).decode("utf-8", "replace")  # noqa: PTH118
+        text = read(os.path.join(self._proc, "driver/nvidia/version"), _SMALL).decode("utf-8", "replace")
         found = _DRIVER.search(text)
         return {"driver": found[1]} if found else {}
 

@@ -5,6 +5,7 @@ import logging
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from denpexd.errors import BrokerError, SettingsError
@@ -161,7 +162,7 @@ class Nats:
         await self._ask(stream)
         for bucket, age in ((LEASES, self._lease), (BOARD, BOARD_AGE)):
             made = KeyValueConfig(bucket=bucket, ttl=age, replicas=settings.replicas)
-            self._buckets[bucket] = await self._ask(lambda made=made: self._stream.create_key_value(made))  # type: ignore[misc]
+            self._buckets[bucket] = await self._ask(partial(self._stream.create_key_value, made))
 
     async def publish(self, subject: str, data: bytes, message_id: str) -> None:
         await self._ask(lambda: self._stream.publish(subject, data, headers={"Nats-Msg-Id": message_id}))

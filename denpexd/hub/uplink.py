@@ -9,6 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from denpexd.clock import Clock, iso
@@ -171,7 +172,7 @@ class NodeUplink:
 
     async def _listen(self) -> None:
         for part in {partition(job) for job in self.daemon.pipeline.jobs} - self._listening:
-            await self._broker.listen(word_of(part), lambda data, part=part: self._hear(part, data))  # type: ignore[misc]
+            await self._broker.listen(word_of(part), partial(self._hear, part))
             self._listening.add(part)
 
     def _hear(self, part: int, data: bytes) -> None:

@@ -64,7 +64,7 @@ class Links:
 
     def _root(self, text: str) -> str:
         """The part of a path that the operator has written: what is below it, others may have made."""
-        own = os.path.dirname(text)  # noqa: PTH120 - text in, text out
+        own = os.path.dirname(text)
         found = [fixed for given, fixed in self._roots if given != text and text.startswith(f"{fixed}/")]
         return max(found, key=len, default=own)
 
@@ -75,10 +75,10 @@ class Links:
 
 def _fixed(text: str) -> str:
     """The folder up to the first wildcard or placeholder, or a path without any."""
-    there = os.path.exists(text)  # noqa: PTH110 - Path.exists raises where rights are missing
+    there = os.path.exists(text)
     if not is_magic(text) or there:
-        folder = not there or os.path.isdir(text)  # noqa: PTH112 - as above
-        return text.rstrip("/") if folder else os.path.dirname(text)  # noqa: PTH120 - text in, text out
+        folder = not there or os.path.isdir(text)
+        return text.rstrip("/") if folder else os.path.dirname(text)
     parts = text.split("/")
     return "/".join(parts[: next(n for n, part in enumerate(parts) if is_magic(part))])
 

@@ -173,7 +173,7 @@ class Walk:
 
     def _file(self, path: str, link: bool, *, wanted: bool) -> Iterator[Match]:
         try:
-            info = os.stat(path)  # noqa: PTH116 - thousands at each rescan, a Path costs more than the call
+            info = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as problem:
@@ -200,7 +200,7 @@ class Walk:
     @staticmethod
     def _first_time(folder: str, at: int, seen: set[tuple[int, int, int]]) -> bool:
         try:
-            info = os.stat(folder or "/")  # noqa: PTH116 - as above
+            info = os.stat(folder or "/")
         except OSError:
             return True  # the listing will say why
         key = (info.st_dev, info.st_ino, at)
@@ -213,7 +213,7 @@ class Walk:
 def mark(path: str) -> Mark:
     """Changes whenever the entries of a folder do, or another file gets the name; None if there is nothing."""
     try:
-        info = os.stat(path)  # noqa: PTH116 - as above
+        info = os.stat(path)
     except OSError as problem:
         return None if isinstance(problem, (FileNotFoundError, NotADirectoryError)) else (problem.errno or 0, 0)
     return (info.st_ino, info.st_ctime_ns) if stat.S_ISDIR(info.st_mode) else (info.st_ino, info.st_dev)

@@ -87,7 +87,7 @@ def _lifetime(paths: Sequence[str]) -> _Lifetime:
     start, last, empty = float("inf"), 0.0, True
     for path in paths:
         try:
-            info, folder = os.stat(path), os.stat(path.rsplit("/", 2)[0])  # noqa: PTH116 - thousands of ranks
+            info, folder = os.stat(path), os.stat(path.rsplit("/", 2)[0])
         except OSError:
             continue
         start, last, empty = min(start, folder.st_mtime), max(last, info.st_mtime), empty and info.st_size == 0
@@ -103,7 +103,7 @@ def _is_beside(run: str, folder: str, *, far: bool) -> bool:
 def _written(path: str) -> float:
     """When a file was last written, in file time; 0 if it is gone."""
     try:
-        return os.stat(path).st_mtime  # noqa: PTH116 - as above
+        return os.stat(path).st_mtime
     except OSError:
         return 0.0
 

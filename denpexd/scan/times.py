@@ -76,7 +76,7 @@ def find(line: bytes) -> Stamp | None:
         return None
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    text = text[_PREFIX.match(text).end() :]  # type: ignore[union-attr]  # it matches the empty text
+    text = _PREFIX.sub("", text)
     for form in _FORMS:
         found = form.search(text)
         if found is not None and (stamp := _stamp(found.groupdict())) is not None:
@@ -92,7 +92,7 @@ def _stamp(part: dict[str, str | None]) -> Stamp | None:
         return None
     month, day, slashes = _date(part)
     seconds = int(part["h"] or 0) * 3600 + int(part["m"] or 0) * 60 + int(part["s"] or 0)
-    exact = seconds + float(f"0.{part['f'][1:]}" if part.get("f") else 0)  # type: ignore[index]  # just asked for
+    exact = seconds + float(f"0{(part.get('f') or '.0').replace(',', '.')}")
     if part.get("half"):
         exact += (part["half"] == "PM") * 43200.0 - (seconds >= 43200) * 43200.0
     if month is not None and not _exists(year or 2000, month, day):

@@ -5,7 +5,7 @@ Written by hand beside the handlers of rest.py, so that a change of either is se
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import denpexd
@@ -112,8 +112,8 @@ _SILENCED = {"match": {"job": ["llama-*"], "node": ["gpu-17"]}, "for": "2h", "by
 
 
 def _paths() -> dict[str, Any]:
-    def get(name: str, summary: str, schema: Schema, *also: int, parameters: object = ()) -> dict[str, Any]:
-        return {"get": _operation(name, summary, _answer(summary, schema), *also, parameters=list(parameters))}  # type: ignore[call-overload]
+    def get(name: str, summary: str, schema: Schema, *also: int, parameters: Sequence[Schema] = ()) -> dict[str, Any]:
+        return {"get": _operation(name, summary, _answer(summary, schema), *also, parameters=list(parameters))}
 
     log = {"required": True, "content": {"text/plain": {"schema": {"type": "string", "minLength": 1}}}}
     found = _list("verdicts", _ref("Verdict"))

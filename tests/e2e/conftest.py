@@ -24,6 +24,8 @@ from typing import Any
 import pytest
 import yaml
 
+from .waiting import until
+
 FOLDER = Path(__file__).parent
 JOBS = FOLDER / "jobs"
 BIN = Path(sys.executable).parent
@@ -99,7 +101,7 @@ class Job:
 
     def wait_for_line(self, text: str, rank: int = 0) -> None:
         """Until the rank has printed it; the time at which a job gets going is its own affair."""
-        wait_until(lambda: any(text in log.read_text() for log in self._outputs(rank)), START_UP, f"{text!r}")
+        until(lambda: any(text in log.read_text() for log in self._outputs(rank)), START_UP, f"{text!r}")
 
     def last_line_at(self, rank: int | str = "*") -> float:
         """When that rank, or any, wrote its last line to standard output. Unix seconds."""
@@ -297,12 +299,3 @@ def place(tmp_path: Path) -> Iterator[Place]:
     here = Place(tmp_path)
     yield here
     here.clear()
-
-
-def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
-    """Poll, for what no notification tells; fails with what was waited for."""
-    until = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > until:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.1)

@@ -2,16 +2,15 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .waiting import answer, free_port, until
 
 DENPEXD = str(Path(sys.executable).parent / "denpexd")
 ALERTMANAGER = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
@@ -29,8 +28,9 @@ Traceback (most recent call last):
     main()
   File "/ws/train.py", line 61, in main
     loss = model(batch)
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.06 GiB is free.
-"""  # noqa: E501 - as torch prints it
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total \
+capacity of 79.10 GiB of which 1.06 GiB is free.
+"""
 
 
 @pytest.fixture
@@ -38,9 +38,7 @@ def alertmanager(place: Any) -> str:
     """Base URL of one that notifies nobody."""
     config = place.folder / "alertmanager.yml"
     config.write_text("route: {receiver: nobody}\nreceivers: [{name: nobody}]\n")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     options = {"config.file": config, "storage.path": place.folder / "data", "web.listen-address": address}
     flags = [f"--{name}={value}" for name, value in options.items()]
     with (place.folder / "alertmanager.log").open("wb") as log:
@@ -98,20 +96,3 @@ def alerts(url: str) -> list[dict[str, Any]]:
     found = answer(f"{url}/api/v2/alerts")
     assert found is not None
     return list(json.loads(found))
-
-
-def answer(url: str) -> bytes | None:
-    """The body, None if nobody answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bytes(response.read())
-    except OSError:
-        return None
-
-
-def until(holds: Callable[[], bool], seconds: float) -> None:
-    """Poll until it holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        time.sleep(0.2)

@@ -82,7 +82,7 @@ class Site:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._live.close)
-        self._loop.call_soon_threadsafe(self._task.cancel)  # type: ignore[union-attr]
+        self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
 
 

@@ -8,7 +8,6 @@ import contextlib
 import gzip
 import json
 import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -414,15 +415,6 @@ def faults(place: Any) -> Outcome:
 def ready(watcher: Any, times: int) -> None:
     until(lambda: watcher.log.read_text().count("watching ") >= times, 60.0)
     time.sleep(2.0)
-
-
-def until(holds: Any, seconds: float) -> None:
-    end = threading.Event()
-    for _ in range(int(seconds * 10)):
-        if holds():
-            return
-        end.wait(0.1)
-    raise TimeoutError(f"not within {seconds:.0f} s")
 
 
 def peak_memory(pid: int) -> int:

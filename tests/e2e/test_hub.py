@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,6 +20,8 @@ from denpexd.hub.broker import BOARD, LEASES, Nats
 from denpexd.hub.wire import partition, subject, word_of
 from denpexd.settings import Hub
 
+from .waiting import free_port, until
+
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(180),
@@ -30,12 +31,6 @@ pytestmark = [
 ]
 CASE = Path(__file__).parents[1] / "cases" / "lab-exc-value-n3-tqdm" / "timeline.jsonl"
 FASTER = 0.4  # of the time that the job took
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Server:
@@ -130,13 +125,6 @@ class Started:
 
     def end(self) -> None:
         assert self.process.wait(20) == 0, self.log
-
-
-def until(holds: Any, seconds: float, why: str) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, why
-        time.sleep(0.1)
 
 
 def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, server: Server, alerts: Alerts) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from .waiting import until
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 BIN = Path(sys.executable).parent
@@ -31,14 +33,6 @@ SLOW_FSYNC = """
 int fsync(int fd) { (void)fd; sleep(2); return 0; }
 int fdatasync(int fd) { (void)fd; sleep(2); return 0; }
 """
-
-
-def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.1)
 
 
 @dataclass
@@ -57,7 +51,7 @@ class Run:
             command = [str(BIN / "denpexd"), "run", str(self.logs / "{job}" / "rank{rank}.log"), "-c", str(self.config)]
             self.process = self.place.start(command, **{"stdout": log, "stderr": log, **options})
         if "stderr" not in options:
-            wait_until(lambda: self.log.read_text().count("watching ") > told, 150, "the daemon is up")
+            until(lambda: self.log.read_text().count("watching ") > told, 150, "the daemon is up")
 
     def end(self) -> tuple[int, float]:
         """Exit code and seconds after SIGTERM."""
@@ -132,7 +126,7 @@ def ending(place: Any) -> Ending:
         good = run.metric("denpexd_config_last_reload_successful")
         return good == 1.0
 
-    wait_until(settled, 60, "the last reload is taken")
+    until(settled, 60, "the last reload is taken")
     reloads = run.metric('denpexd_config_reloads_total{outcome="taken"}')
     waiting = run.metric("denpexd_outbox_pending")
     first = run.end()
@@ -251,7 +245,7 @@ def state_lost(place: Any) -> Lost:
     run.train("second")
     time.sleep(6.0)
     run.train("second", error=True)
-    wait_until(lambda: len(sink.keys) == 2, 60, "the second job's alert")
+    until(lambda: len(sink.keys) == 2, 60, "the second job's alert")
     errors = run.metric("denpexd_state_write_errors_total")
     told = {str(a.verdict["job"]): 1 for a in sink.alerts}
     return Lost(told, errors, run.process.poll() is None, run.log.read_text().count("going on in memory"))

@@ -4,17 +4,16 @@ import json
 import re
 import shutil
 import signal
-import socket
 import sys
-import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from .waiting import answer, free_port, until
 
 DENPEXD = str(Path(sys.executable).parent / "denpexd")
 PROMETHEUS = shutil.which("prometheus")
@@ -30,14 +29,9 @@ CRASH = """\
 Traceback (most recent call last):
   File "/ws/train.py", line 61, in main
     loss = model(batch)
-torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of 79.10 GiB of which 1.06 GiB is free.
-"""  # noqa: E501 - as torch prints it
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total \
+capacity of 79.10 GiB of which 1.06 GiB is free.
+"""
 
 
 def configuration(folder: Path, port: int) -> Path:
@@ -92,20 +86,3 @@ def query(at: str, expression: str) -> dict[str, float]:
     found = answer(f"http://{at}/api/v1/query?{urllib.parse.urlencode({'query': expression})}")
     rows = json.loads(found)["data"]["result"] if found is not None else []
     return {row["metric"].get("category", ""): float(row["value"][1]) for row in rows}
-
-
-def answer(url: str) -> bytes | None:
-    """The body, None if nobody answers."""
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bytes(response.read())
-    except OSError:
-        return None
-
-
-def until(holds: Callable[[], bool], seconds: float) -> None:
-    """Poll until it holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, f"not within {seconds:.0f} s"
-        time.sleep(0.2)

@@ -63,10 +63,10 @@ class Failing:
             fail(str(Path(f"/proc/self/fd/{fd}").readlink()).removesuffix(" (deleted)"))
             return int(real_read(fd, *args))
 
-        os.open, os.preadv = open_, read  # type: ignore[assignment]
+        os.open, os.preadv = open_, read
 
     def __exit__(self, *_: object) -> None:
-        os.open, os.preadv = self._real  # type: ignore[assignment]
+        os.open, os.preadv = self._real
 
 
 class ReaderMachine(RuleBasedStateMachine):

@@ -325,7 +325,7 @@ class Span:
 
     def __enter__(self) -> "Span":
         self._to_thread = asyncio.to_thread
-        asyncio.to_thread = _at_once  # type: ignore[assignment]  # handing over to threads is most of the time of a test
+        asyncio.to_thread = _at_once  # handing over to threads is most of the time of a test
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -157,7 +157,7 @@ async def test_a_crash_at_any_statement_loses_no_incident_and_gives_none_a_secon
 
     def connect_copying(database: Database) -> None:
         connect(database)
-        database._connection = Copying(database._connection, image)  # type: ignore[assignment, arg-type]
+        database._connection = Copying(database._connection, image)
 
     monkeypatch.setattr(Database, "_connect", connect_copying)
     life = Life(state, logs, clock, receiver)

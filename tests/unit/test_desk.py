@@ -40,7 +40,7 @@ class Site:
 
     def __init__(self, store: Store, clock: ManualClock, alerting: Alerting, sinks: Sinks | None = None) -> None:
         self.store, self.clock, self.sinks = store, clock, sinks or Sinks()
-        self.ledger = Ledger(dict, store, self.sinks, alerting, clock)  # type: ignore[arg-type]
+        self.ledger = Ledger(dict, store, self.sinks, alerting, clock)
 
     async def say(self, kind: type[Any], key: str = "k", revision: int = 1, **more: Any) -> None:
         now = self.clock.now()

@@ -1,4 +1,4 @@
-"""What the documentation says is shown by a test is shown by a test."""
+"""What the documentation says is shown by a test is shown by a test; an exception from a check says why."""
 
 import re
 from collections import defaultdict
@@ -42,3 +42,10 @@ def test_every_test_that_the_fault_matrix_names_exists(number: str) -> None:
 def test_no_row_of_the_fault_matrix_is_missing() -> None:
     wanted = {"E": 16, "F": 26, "H": 24}
     assert {f"{section}{n:02}" for section, last in wanted.items() for n in range(1, last + 1)} <= set(rows())
+
+
+def test_an_exception_from_a_check_says_why_on_its_line() -> None:
+    silent = re.compile(r"# (?:noqa|type: ignore|pragma: no cover)\b(?::[A-Z0-9, ]+|\[[\w, -]+\])?[ #-]*\w*$", re.M)
+    for folder in ("denpexd", "tests", "bench", "docs", "deploy"):
+        for file in (ROOT / folder).rglob("*.py"):
+            assert not silent.search(file.read_text("utf-8")), file

@@ -204,7 +204,7 @@ class TestAxis:
 def sent(
     node: str, t: float, *batches: Sequence[Event], start: str = "run", number: int = 1, **more: object
 ) -> Message:
-    return Message(node, "job", t, rows=[Row(start, number, batches)], **more)  # type: ignore[arg-type]
+    return Message(node, "job", t, rows=[Row(start, number, batches)], **more)
 
 
 def all_of(merge: Merge, t: float = 1e12) -> list[Event]:

@@ -119,7 +119,7 @@ def test_a_log_that_was_written_anew_is_said_to_be(tmp_path: Path) -> None:
     assert around(log, 10_000, "other").count("\n") >= 1
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "none"):
-        with pytest.raises(OSError):  # noqa: PT011 - any
+        with pytest.raises(OSError):  # noqa: PT011 - each has another
             around(path, 0, "")
 
 

@@ -53,7 +53,7 @@ class Listener:
                 return fields["event"], json.loads(fields["data"])
 
     async def close(self) -> None:
-        await self._stream.aclose()  # type: ignore[attr-defined]
+        await self._stream.aclose()
 
 
 class Side:
@@ -185,7 +185,7 @@ async def test_of_too_many_who_join_at_once_the_last_are_sent_away(side: Side) -
     with pytest.raises(StopAsyncIteration):
         await anext(streams[-1])
     for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        await stream.aclose()  # it is a generator
 
 
 async def test_nobody_listens_nothing_is_done(side: Side) -> None:

@@ -101,7 +101,7 @@ def test_a_failure_at_any_statement_leaves_the_old_one_usable(
         raise sqlite3.OperationalError("database or disk is full")
 
     def failing(database: Database, connection: Any, found: int) -> None:
-        bring_up(database, Failing(connection, at, full), found)  # type: ignore[arg-type]
+        bring_up(database, Failing(connection, at, full), found)
 
     monkeypatch.setattr(Database, "_bring_up", failing)
     with pytest.raises(StateError, match=r"from schema 1 to \d: database or disk is full; it is as it was"):
@@ -141,7 +141,8 @@ def test_a_kill_in_the_middle_leaves_the_old_one_usable(old: Path) -> None:
         Database._bring_up = lambda self, connection, found: bring_up(self, Killed(connection), found)
         Store(Path({str(old)!r})).open()
     """)
-    killed = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": os.getcwd()}, check=False)  # noqa: PTH109
+    here = os.environ | {"PYTHONPATH": str(Path.cwd())}
+    killed = subprocess.run([sys.executable, "-c", script], env=here, check=False)
     assert killed.returncode == -signal.SIGKILL
     whole(old)
 

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import logging
-import os
 import random
 import shutil
 import sqlite3
@@ -185,7 +184,7 @@ class Day:
             **{f"kept {kind}": n for kind, n in view.stats().kept.items()},
             "pages": pages,
             "series": sum(not line.startswith("#") for line in page.splitlines()),
-            "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
             "tasks": len(asyncio.all_tasks()),
             "threads": threading.active_count(),
             "sleepers": len(self.clock._sleepers),

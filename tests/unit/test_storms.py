@@ -112,12 +112,12 @@ async def test_what_waits_for_a_digest_is_told_after_a_kill(tmp_path: Path) -> N
     clock, sinks = ManualClock(1000.0), Alerting([Route("hook")])
     changes = [Opened(incident(n, job="run", revision=1)) for n in range(5)]
     with Store(tmp_path / "x.db", clock) as store:
-        ledger = Ledger(dict, store, Woken(), sinks, clock)  # type: ignore[arg-type]
+        ledger = Ledger(dict, store, Woken(), sinks, clock)
         ledger.add(changes, [])
         await ledger.commit()
         assert [row.delivery.key for row in store.due(1e12)] == ["k0", "k1", "k2"]
     with Store(tmp_path / "x.db", clock) as store:
-        ledger = Ledger(dict, store, Woken(), sinks, clock)  # type: ignore[arg-type]
+        ledger = Ledger(dict, store, Woken(), sinks, clock)
         await ledger.commit()
         assert store.pending() == 3
         await clock.advance(GATHER + 1)

@@ -21,7 +21,7 @@ def job(ranks: int = 4, *, seen: bool = True) -> JobState:
 
 def end(state: JobState, *ranks: int) -> None:
     for rank in ranks:
-        state.ranks[rank].exits = [Exit(0.0, rank, None)]  # type: ignore[list-item]  # only that there is one counts
+        state.ranks[rank].exits = [Exit(0.0, rank, None)]  # only that there is one counts
 
 
 def test_the_time_until_a_stop_was_told_falls_into_its_bucket() -> None:

@@ -34,7 +34,7 @@ def write(root: Path, **texts: str | bytes) -> None:
 
 
 def whose(*paths: str | Path, job: str | None = None, processes: Held | None = None) -> dict[str, Whose]:
-    found = look(Settings(paths=[str(path) for path in paths], job=job), processes or Held())  # type: ignore[arg-type]
+    found = look(Settings(paths=[str(path) for path in paths], job=job), processes or Held())
     return {Path(each.path).name: each for each in found.files}
 
 
