@@ -38,12 +38,12 @@ Verdict = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What is known of an incident when a bundle is made. Texts may hold secrets: they are hidden here.
+    """What is known of an incident when a bundle is made, or of a job without one. Texts may hold secrets.
 
     `lines`: quoted lines with what stands around them, by a name for the file; `more`: further files, JSON-ready.
     """
 
-    verdict: Verdict
+    verdict: Verdict | None
     cut: Cut
     config: str = ""
     versions: Mapping[str, object] = field(default_factory=dict)
@@ -55,13 +55,14 @@ class Material:
 def files(material: Material) -> dict[str, bytes]:
     """The bundle, redacted."""
     cut = material.cut
-    verdict, _ = redact_verdict(material.verdict)
+    job = redact(cut.job)[0]
+    verdict = None if material.verdict is None else redact_verdict(material.verdict)[0]
+    what, name = ("job", job) if verdict is None else ("incident", str(verdict["key"]))
     texts = {
-        "README.txt": _readme(verdict, cut, material.note),
-        "case.yaml": yaml.safe_dump(_case(verdict, cut), sort_keys=False, allow_unicode=True),
+        "README.txt": _readme(f"{what} {name}", cut, material.note),
+        "case.yaml": yaml.safe_dump(_case(name, job, cut), sort_keys=False, allow_unicode=True),
         "journal.jsonl": "".join(f"{line}\n" for line in _journal(cut)),
-        "verdict.json": _json(verdict),
-        "report.txt": report(verdict, color=False, width=_WIDTH, whole=True) + "\n",
+        **({} if verdict is None else _said(verdict)),
         "versions.json": _json(material.versions),
         "config.yaml": redact(material.config)[0],
     }
@@ -74,10 +75,13 @@ def files(material: Material) -> dict[str, bytes]:
 
 def renewed(kept: Mapping[str, bytes], verdict: Verdict) -> dict[str, bytes]:
     """A bundle of before with the verdict as it is now."""
-    clean, _ = redact_verdict(verdict)
-    page = report(clean, color=False, width=_WIDTH, whole=True) + "\n"
-    new = {"verdict.json": _json(clean), "report.txt": page}
+    new = _said(redact_verdict(verdict)[0])
     return {**kept, **{name: text.encode("utf-8", "replace") for name, text in new.items()}}
+
+
+def _said(verdict: Verdict) -> dict[str, str]:
+    page = report(verdict, color=False, width=_WIDTH, whole=True) + "\n"
+    return {"verdict.json": _json(verdict), "report.txt": page}
 
 
 def _json(value: object) -> str:
@@ -137,11 +141,10 @@ def from_journal(job: str, start: float, limits: Limits, lines: Iterable[str]) -
     return Cut(job, start, limits, (), batches)
 
 
-def _case(verdict: Verdict, cut: Cut) -> dict[str, Any]:
-    job, _ = redact(cut.job)
+def _case(name: str, job: str, cut: Cut) -> dict[str, Any]:
     return {
         "bundle": FORMAT,
-        "id": str(verdict["key"]),
+        "id": name,
         "job": job,
         "start": cut.start,
         "since": cut.since,
@@ -198,10 +201,10 @@ def _thread(label: str, frames: Sequence[Frame]) -> str:
     return "\n".join([f'Thread 0 (recorded): "{label}"', *lines])
 
 
-def _readme(verdict: Verdict, cut: Cut, note: str) -> str:
+def _readme(about: str, cut: Cut, note: str) -> str:
     return "\n".join(
         [
-            f"denpexd {__version__}: incident {verdict['key']}",
+            f"denpexd {__version__}: {about}",
             "",
             *([note, ""] if note else []),
             "report.txt, verdict.json   what was said last",

@@ -13,7 +13,7 @@ import click
 
 from denpexd import __version__
 from denpexd.cli_alerts import render, report
-from denpexd.cli_daemon import ack, history, silence, status, top
+from denpexd.cli_daemon import ack, history, record, silence, status, top
 from denpexd.cli_encyclopedia import explain, search
 from denpexd.cli_evidence import bundle, flight
 from denpexd.cli_rules import rules
@@ -210,6 +210,7 @@ def replay(cases: tuple[Path, ...], form: str, without: str | None, packs: tuple
 
 
 main.add_command(bundle)
+main.add_command(record)
 main.add_command(render)
 main.add_command(report)
 main.add_command(explain)

@@ -1,4 +1,4 @@
-"""`denpexd status`, `top`, `silence`, `ack`: what a running daemon knows and is told, over its HTTP API."""
+"""`denpexd status`, `top`, `record`, `silence`, `ack`: what a running daemon knows and is told, over its HTTP API."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from denpexd.completion import incidents
-from denpexd.terminal import EXISTING, color, fail, form, say, say_json, settings_of, table, width
+from denpexd.terminal import EXISTING, color, fail, form, save_archive, say, say_json, settings_of, table, width
 
 if TYPE_CHECKING:
     from denpexd.client import Client
@@ -79,6 +79,33 @@ def top(config: Path | None, url: str | None, token_file: Path | None, every: fl
         source = Asked(daemon, SystemClock())
         source.look()  # nobody there: say so before the screen changes
         Top(source, every=every).run()
+
+
+@click.command()
+@click.argument("job", required=False)
+@asks_daemon
+@click.option("-o", "--output", type=EXISTING, help="File to write (default: denpexd-JOB.tar.xz here).")
+def record(job: str | None, config: Path | None, url: str | None, token_file: Path | None, output: Path | None) -> None:
+    """Write what the running daemon saw of JOB lately into an archive, also if it told nobody anything.
+
+    For a report about an alert that did not come. JOB may be left out where only one is watched. Secrets are left out;
+    denpexd replay FILE judges it again.
+    """
+    from urllib.parse import quote
+
+    from denpexd.bundle import file_name
+
+    with client(config, url, token_file) as daemon:
+        jobs = [str(one["job"]) for one in daemon.every("jobs", "jobs", ranks="none")]
+        if job not in jobs and (job is not None or len(jobs) != 1):
+            named = f"no job {job!r} is watched" if job is not None else "say of which job"
+            fail(f"{named}; there {'is' if len(jobs) == 1 else 'are'}: {', '.join(jobs) or 'none yet'}")
+        name = job or jobs[0]
+        data = daemon.file(f"jobs/{quote(name)}/recording")
+    path = output or Path(f"denpexd-{file_name(name)}.tar.xz")
+    if not path.name.endswith((".tar.xz", ".txz")):
+        fail(f"{path}: the name of a recording ends with .tar.xz")
+    save_archive(path, data, f"job {name}")
 
 
 @click.group()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from denpexd.completion import incidents
-from denpexd.terminal import EXISTING, columns, fail, form, say, say_json
+from denpexd.terminal import EXISTING, columns, fail, form, save_archive, say, say_json
 
 if TYPE_CHECKING:
     from denpexd.core.flight_groups import Place
@@ -51,16 +51,8 @@ def bundle(key: str | None, config: Path | None, state_dir: Path | None, output:
     form = "zip" if path.name.endswith(".zip") else "tar.xz"
     if form == "tar.xz" and not path.name.endswith((".tar.xz", ".txz")):
         fail(f"{path}: the name of a bundle ends with .tar.xz or .zip")
-    data = made(known, settings, form)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-    except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}")
     note = "" if known.archive else " (made from verdict and journal only: nothing else was kept of it)"
-    say(f"{path}: {len(data) / 1024:.0f} KiB about {known.key}{note}")
-    say(f"Look through it before you pass it on. It is replayed with: denpexd replay {path}")
+    save_archive(path, made(known, settings, form), f"{known.key}{note}")
 
 
 @click.command()

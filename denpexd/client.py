@@ -17,7 +17,7 @@ from denpexd.settings_sources import read_secret
 from denpexd.settings_values import check_http_url
 from denpexd.web.gate import is_loopback
 
-TIMEOUT = 10.0
+TIMEOUT, _MAKING = 10.0, 90.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - told apart, not bound
 
 
@@ -75,6 +75,10 @@ class Client:
         """The page that Prometheus reads, as text; it needs no token."""
         return self._answer("GET", "/metrics", headers={"Accept": "text/plain"}).text
 
+    def file(self, path: str) -> bytes:
+        """What lies at a path below /api/v1, which may take the daemon a minute to make."""
+        return self._answer("GET", f"/api/v1/{path}", timeout=_MAKING).content
+
     def health(self, path: str) -> tuple[bool, str]:
         """What /healthz or /readyz say: whether all is well, and why not."""
         response = self._ask("GET", path)
@@ -91,7 +95,8 @@ class Client:
         try:
             return self._http.request(method, path, **what)
         except httpx.TimeoutException:
-            raise DaemonError(f"{self.url} has not answered for {TIMEOUT:g} s") from None
+            seconds = what.get("timeout", TIMEOUT)
+            raise DaemonError(f"{self.url} has not answered for {seconds:g} s") from None
         except httpx.ConnectError as error:
             how = "start it (denpexd run), or say where it listens: --url http://HOST:PORT"
             raise DaemonError(f"no daemon answers at {self.url} ({error}); {how}") from None

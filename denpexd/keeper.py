@@ -74,6 +74,15 @@ class Keeper:
             "skipped": self.skipped,
         }
 
+    async def recorded(self, job: str) -> bytes | None:
+        """What the core was told about a job lately, as an archive to replay; None where nothing of it is recorded."""
+        known = self._pipeline.jobs.get(job)
+        if known is None or known.tape is None:
+            return None
+        config, versions = self._about()
+        material = Material(None, known.tape.cut(), config, versions, more=self._more(job))
+        return await asyncio.to_thread(lambda: pack(files(material), f"denpexd-{file_name(job)}", preset=_PRESET))
+
     def note(self, changes: Sequence[Opened | Updated | Closed]) -> None:
         """Incidents that opened or changed; what was seen until now is taken, and written soon."""
         for change in changes:
@@ -111,7 +120,7 @@ class Keeper:
             material = self._waiting.pop(key)
             try:
                 config, versions = self._about()
-                lines = await self._quoted(material.verdict)
+                lines = await self._quoted(material.verdict or {})
                 whole = replace(material, config=config, versions=versions, lines=lines)
                 await asyncio.to_thread(self._write, key, whole)
             except OSError as error:

@@ -52,6 +52,10 @@ class DaemonView:
     def pace(self, job: str) -> Sequence[Pace]:
         return self._series.of(job)
 
+    async def recorded(self, job: str) -> bytes | None:
+        keeper = self._daemon.keeper
+        return None if keeper is None else await keeper.recorded(job)
+
     def packs(self) -> Sequence[PackView]:
         return [
             PackView(

@@ -58,6 +58,18 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def save_archive(path: Path, data: bytes, about: str) -> None:
+    """Write what `replay` plays, for its owner alone, and say so; what cannot be written is said with exit code 2."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}")
+    say(f"{path}: {len(data) / 1024:.0f} KiB about {about}")
+    say(f"Look through it before you pass it on. It is replayed with: denpexd replay {path}")
+
+
 def catalogue(packs: tuple[Path, ...] = ()) -> "Catalog":
     """The shipped rules, those of installed packs and of these folders; says what had to be left out."""
     from denpexd.catalog.packs import load_packs

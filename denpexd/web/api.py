@@ -100,6 +100,7 @@ def create_app(
                 ("/api/v1/jobs", rest.jobs),
                 ("/api/v1/jobs/{job:path}/ranks/{rank:int}", rest.rank),
                 ("/api/v1/jobs/{job:path}/ranks", rest.ranks),
+                ("/api/v1/jobs/{job:path}/recording", rest.recording),
                 ("/api/v1/jobs/{job:path}", rest.job),
                 ("/api/v1/failures", rest.failures),
                 ("/api/v1/failures/{failure}", rest.failure),

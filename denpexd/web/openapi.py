@@ -168,6 +168,13 @@ def _paths() -> dict[str, Any]:
             parameters=[RANKS, *_page(1000, 1000)],
         ),
         "/api/v1/jobs/{job}": get("job", "One job.", _ref("OneJob"), 404, parameters=[JOB, RANKS]),
+        "/api/v1/jobs/{job}/recording": {
+            "get": _operation(
+                "recording", "What was seen of a job lately, without secrets, for denpexd replay.",
+                _answer("A .tar.xz archive.", {"type": "string", "format": "binary"}, "application/x-xz"), 404, 503,
+                parameters=[JOB],
+            )
+        },
         "/api/v1/jobs/{job}/ranks": get(
             "ranks", "Ranks of a job, by number.", _list("ranks", _ref("Rank"), next=CURSOR), 404,
             parameters=[JOB, _query("state", {"enum": list(RANK_STATES)}, "In this state only."), *_page(20000, 20000)],

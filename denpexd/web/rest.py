@@ -3,6 +3,7 @@
 openapi.py describes the same for programs; a test compares both.
 """
 
+import asyncio
 import base64
 import binascii
 import json
@@ -41,6 +42,7 @@ class Rest:
     def __init__(self, view: View, reference: Reference | None, live: Live, off_loop: OffLoop, schema: str) -> None:
         self._view, self._reference, self._live, self._off_loop = view, reference, live, off_loop
         self._schema = schema
+        self._recording = asyncio.Lock()
         self._openapi = json.dumps(document(json.loads(schema)))
 
     # --- incidents --------------------------------------------------------------------------------------------------
@@ -80,6 +82,17 @@ class Rest:
         job = await self._job(request)
         pace = [list(point) for point in self._view.pace(job.job)]
         return await self._json(lambda: {**plain(job, ranks=wanted != "none"), "pace": pace})
+
+    async def recording(self, request: Request) -> Response:
+        query(request, frozenset())
+        job = await self._job(request)
+        if self._recording.locked():  # each holds a copy of what is known in memory
+            raise HTTPException(503, "another recording is being written; try again in a moment", {"retry-after": "5"})
+        async with self._recording:
+            archive = await self._view.recorded(job.job)
+        if archive is None:
+            raise HTTPException(404, "nothing is recorded of this job: keep.bundles is off")
+        return Response(archive, media_type="application/x-xz")
 
     async def ranks(self, request: Request) -> Response:
         asked = query(request, {"state", "limit", "cursor"})

@@ -10,9 +10,10 @@ from denpexd.archive import unpack
 from denpexd.catalog.load import load
 from denpexd.clock import ManualClock
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Closed, Opened, Tick, Updated
+from denpexd.core.events import Closed, Hit, Opened, Tick, Updated
 from denpexd.keeper import Keeper, around
 from denpexd.pipeline import Pipeline
+from denpexd.recording import read_case
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.shelf import Shelf
@@ -97,6 +98,21 @@ async def test_a_recording_that_has_forgotten_the_beginning_does_not_replace_the
     parts.keeper.note([Opened(parts.verdict(opened_t=900.0)), Opened(parts.verdict(job="unknown"))])
     await parts.keeper.finish()
     assert parts.shelf.files() == []
+
+
+async def test_of_a_job_without_an_incident_what_was_seen_is_packed_and_replayed(parts: Parts, tmp_path: Path) -> None:
+    parts.pipeline.take(parts.pipeline.job("run"), [Hit(1001.0, 0, "x", "/l", 0, f"token={HF}", {})])
+    archive = tmp_path / "r.tar.xz"
+    archive.write_bytes(await parts.keeper.recorded("run") or b"")
+    content = unpack(archive)
+    assert not {"verdict.json", "report.txt"} & set(content)
+    assert HF.encode() not in b"".join(content.values())
+    told = read_case(archive).told
+    assert told is not None
+    assert [[type(event) for event in batch] for batch in told.batches] == [[Tick], [Hit]]
+    assert await parts.keeper.recorded("another") is None
+    parts.pipeline.job("run").tape = None
+    assert await parts.keeper.recorded("run") is None
 
 
 async def test_a_folder_that_cannot_be_written_is_counted_and_said_once(

@@ -50,6 +50,7 @@ class Shown:
     def reset(self) -> None:
         self.verdicts: list[Verdict] = []
         self.job_views: list[JobView] = [SOUND]
+        self.recordings: dict[str, bytes] = {}
         self.counts = Stats(engine="re2", files={"reading": 4}, notifications={("slack", "sent"): 2})
         self.is_ready = self.is_healthy = (True, "")
 
@@ -61,6 +62,12 @@ class Shown:
 
     def jobs(self) -> Sequence[JobView]:
         return self.job_views
+
+    def job(self, name: str) -> JobView | None:
+        return next((job for job in self.job_views if job.job == name), None)
+
+    async def recorded(self, job: str) -> bytes | None:
+        return self.recordings.get(job)
 
     def packs(self) -> Sequence[PackView]:
         return []
@@ -262,3 +269,30 @@ def test_something_else_that_listens_there_is_recognised(daemon: tuple[Shown, st
         client.get("nothing")
     with pytest.raises(SettingsError, match="http"):
         Client("ftp://there")
+
+
+# --- record -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_written_of_the_only_job_or_the_one_that_is_named(
+    daemon: tuple[Shown, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, url = daemon
+    shown.job_views = [SOUND, replace(SOUND, job="team/run 9%")]
+    shown.recordings = {"team/run 9%": b"an archive"}
+    monkeypatch.chdir(tmp_path)
+
+    def record(*arguments: str) -> Result:
+        return CliRunner().invoke(main, ["record", "--url", url, *arguments])
+
+    assert "say of which job; there are: run-8, team/run 9%" in record().output
+    assert "no job 'run-7' is watched" in record("run-7").output
+    assert "nothing is recorded" in record("run-8").output
+    assert list(tmp_path.iterdir()) == []
+    shown.job_views = shown.job_views[1:]
+    result = record()
+    (written,) = tmp_path.iterdir()
+    assert written.read_bytes() == b"an archive"
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert f"denpexd replay {written.name}" in result.output
+    assert "ends with .tar.xz" in record("-o", "x.zip").output

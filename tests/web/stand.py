@@ -161,6 +161,9 @@ class Stand:
     def pace(self, job: str) -> Sequence[Pace]:
         return self.paces.get(job, [])
 
+    async def recorded(self, job: str) -> bytes | None:
+        return b"\xfd7zXZ" if job in self.paces else None
+
     def packs(self) -> Sequence[PackView]:
         shipped = PackView(name="shipped", kind="shipped", folder="/usr/share/denpexd/rules", rules=174, signals=12)
         mine = PackView(name="mine", kind="folder", folder="/rules", rules=3, errors=["/rules/x.yaml:1:1: wrong"])
