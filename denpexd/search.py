@@ -1,8 +1,8 @@
 """Finds failures by pasted text, offline: first by the rules' own signals, then by words.
 
 A signal that holds on the text is proof, so those rules come first, the more exact ones before the more general. The
-words are ranked with BM25 over what an entry says about itself; who types a name of a failure ("oom", "xid 79") gets the
-entries that carry it first, of those the ones that most others refer to.
+words are ranked with BM25 over what an entry says about itself; who types a name of a failure ("oom", "xid 79") gets
+the entries that carry it first, of those the ones that most others refer to.
 """
 
 import math

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,6 @@ from denpexd.web.view import RANK_STATES
 
 A_PAGE = 1000  # of the API
 SHOWN = 20  # incidents on one screen; the others are counted
-RANK_STYLES = {"failed": "high", "gone": "high", "silent": "medium", "waiting": "medium", "running": "closed"}
 
 Verdict = Mapping[str, Any]
 Labels = tuple[tuple[str, str], ...]
@@ -56,12 +55,9 @@ class Standing:
         """A label of the first sample of a metric, such as the version in build_info."""
         return next((dict(labels).get(label, "") for labels in self.metrics.get(name, {})), "")
 
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        """The samples of a metric added up by one label."""
-        found = defaultdict[str, float](float)
-        for labels, value in self.metrics.get(name, {}).items():
-            found[dict(labels).get(label, "")] += value
-        return dict(found)
+    def files(self) -> dict[str, int]:
+        """How many files are in each state."""
+        return {dict(at).get("state", ""): int(n) for at, n in self.metrics.get("denpexd_files", {}).items()}
 
 
 def ask(client: Client, now: float) -> Standing:
@@ -159,7 +155,7 @@ def as_json(standing: Standing) -> dict[str, object]:
         "jobs": [{**job, "state": job_state(job)} for job in standing.jobs],
         "sinks": _sinks(standing),
         "outbox_pending": int(standing.value("denpexd_outbox_pending")),
-        "files": {state: int(n) for state, n in standing.by_label("denpexd_files", "state").items()},
+        "files": standing.files(),
         "lines": int(standing.value("denpexd_lines_total")),
         "lag_bytes": int(standing.value("denpexd_file_lag_bytes")),
         "engine": standing.label("denpexd_scan_engine_info", "engine"),
@@ -228,7 +224,7 @@ def _itself(standing: Standing, page: Page) -> None:
     ]
     if rows:
         page.lines += ["", *table(("SINK", "MESSAGES"), rows, page.width)]
-    files = ", ".join(f"{int(n)} {state}" for state, n in standing.by_label("denpexd_files", "state").items() if n)
+    files = ", ".join(f"{n} {state}" for state, n in standing.files().items() if n)
     lines, lag = int(standing.value("denpexd_lines_total")), standing.value("denpexd_file_lag_bytes")
     waiting = int(standing.value("denpexd_outbox_pending"))
     parts = [

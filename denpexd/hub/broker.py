@@ -88,7 +88,6 @@ class Nats:
         self._stream: Any = None
         self._buckets: dict[str, Any] = {}
         self._readers: dict[int, tuple[int, Any]] = {}
-        self._listening: dict[str, Heard] = {}
         self._one_at_a_time = asyncio.Lock()
 
     async def _connected(self) -> Any:

@@ -29,7 +29,6 @@ class Leases:
         self.held: dict[int, int] = {}
         self.epochs: dict[int, int] = {}  # revision at which each was taken
         self._sure: dict[int, float] = {}  # until when by our clock
-        self._me: int | None = None
         self.hubs = 0
 
     def has(self, part: int) -> bool:

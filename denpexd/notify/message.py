@@ -127,7 +127,7 @@ def message(verdict: Verdict, links: Links | None = None, now: float | None = No
         key=one_line(verdict.get("key")),
         job=one_line(verdict.get("job")),
         facts=facts(verdict, now),
-        cause=sentences(one_line(verdict.get("root_cause"))),
+        cause=" ".join(_SENTENCE.split(one_line(verdict.get("root_cause")))[:SENTENCES]),
         evidence=[_quoted(item) for item in items(verdict, "evidence")[:QUOTES]],
         changed=short(verdict),
         missing=[_wanted(item) for item in items(verdict, "missing")[:QUOTES]],
@@ -204,11 +204,6 @@ def known_ranks(verdict: Verdict) -> int:
     for name in ("initiating_ranks", "collateral_ranks", "unheard_ranks"):
         known |= {rank for rank in ranks(verdict, name) if rank >= 0}
     return len(known)
-
-
-def sentences(text: str, most: int = SENTENCES) -> str:
-    """The first sentences of a text."""
-    return " ".join(_SENTENCE.split(text)[:most])
 
 
 def runbook_url(base: str, failure: str) -> str:

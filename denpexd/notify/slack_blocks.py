@@ -10,9 +10,9 @@ from html import unescape
 from denpexd.notify.message import Message, Quote, Step
 from denpexd.notify.text import cut_chars, one_line, rank_words, ranks, unmentioned
 
-HEADER, SECTION, FIELD, FIELDS, FALLBACK = 150, 3000, 2000, 10, 1000
+HEADER, SECTION, FIELDS, FALLBACK = 150, 3000, 10, 1000
 # Of all blocks together Slack takes, undocumented, some 11,000 characters; this is what the parts may have of it.
-_ANSWER, _CAUSE, _STEPS, _EVIDENCE, _DOUBTS, _VALUE, _LINKS = 1000, 700, 2000, 1600, 700, 200, 1200
+_ANSWER, _CAUSE, _STEPS, _DOUBTS, _VALUE, _LINKS = 1000, 700, 2000, 700, 200, 1200
 _SECTIONS, _OWN = 3, 2500  # of a text of one's own, and characters of each
 _MARKS = {"critical": "🔴", "high": "🟠", "medium": "🟡", "low": "🔵"}
 _SAYS = {"reopened": "🔁 It is back."}
@@ -126,9 +126,9 @@ def _section(text: str) -> Block:
     return {"type": "section", "text": _text(text)}
 
 
-def code(text: str, limit: int) -> str:
+def code(text: str) -> str:
     """A command as code, on one line or as a block; it cannot end the code itself."""
-    plain = escaped(text.replace("`", "'"), limit)
+    plain = escaped(text.replace("`", "'"), 700)
     return f"```{plain}```" if "\n" in plain else f"`{plain}`"
 
 
@@ -136,7 +136,7 @@ def _numbered(steps: Sequence[Step]) -> str:
     text = "*What to do*"
     for number, step in enumerate(steps, 1):
         risk = f" _({mrkdwn(step.risk, 20)})_" if step.risk else ""
-        line = f"\n{number}. {mrkdwn(step.do, 400)}{risk}" + (f"\n{code(step.command, 700)}" if step.command else "")
+        line = f"\n{number}. {mrkdwn(step.do, 400)}{risk}" + (f"\n{code(step.command)}" if step.command else "")
         if len(text) + len(line) > _STEPS:
             return text + f"\n… {len(steps) - number + 1} more"
         text += line
@@ -144,7 +144,7 @@ def _numbered(steps: Sequence[Step]) -> str:
 
 
 def _check(told: Message) -> str:
-    text = f"*How to check that it worked*\n{code(told.verification, 700)}" if told.verification else ""
+    text = f"*How to check that it worked*\n{code(told.verification)}" if told.verification else ""
     if told.resume_safe:
         text += ("\n" if text else "") + f"*Resume from the last checkpoint*: {mrkdwn(told.resume_safe, 400)}"
     return text
@@ -161,12 +161,8 @@ def _quotes(quotes: Sequence[Quote]) -> str:
 def _doubts(told: Message) -> str:
     lines = [mrkdwn(line, 400) for line in told.changed]
     lines += [f"*Missing*: {mrkdwn(line, 300)}" for line in told.missing]
-    return escaped_end("\n".join(lines), _DOUBTS)
-
-
-def escaped_end(text: str, limit: int) -> str:
-    """Whole lines of an escaped text, at most `limit` characters."""
-    return text if len(text) <= limit else text[:limit].rpartition("\n")[0]
+    text = "\n".join(lines)
+    return text if len(text) <= _DOUBTS else text[:_DOUBTS].rpartition("\n")[0]  # whole lines: no escape is cut
 
 
 def _foot(told: Message) -> Block:

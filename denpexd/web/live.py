@@ -75,10 +75,6 @@ class Live:
         self._incidents: dict[str, tuple[object, object]] = {}
         self._pace: dict[str, float] = {}
 
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
-
     def close(self) -> None:
         """Let everybody go, as the daemon ends."""
         for listener in self._listeners:

@@ -160,7 +160,7 @@ async def test_who_does_not_read_is_let_go_and_holds_up_nobody(side: Side) -> No
         side.daemon.verdicts[0] = verdict(revision=number + 10)
         await side.look()
         assert (await quick.next())[1]["revision"] == number + 10
-    assert side.live.listeners == 1
+    assert len(side.live._listeners) == 1
     assert side.live._task is not None
     assert not side.live._task.done()
 
@@ -180,7 +180,7 @@ async def test_places_are_counted_and_given_back(side: Side) -> None:
 async def test_of_too_many_who_join_at_once_the_last_are_sent_away(side: Side) -> None:
     streams = [side.live.join(None, "") for _ in range(MOST_LISTENERS + 1)]  # before any of them is read
     first = [await anext(stream) for stream in streams]
-    assert side.live.listeners == MOST_LISTENERS
+    assert len(side.live._listeners) == MOST_LISTENERS
     assert first[-1] == b"retry: 10000\n\n"
     with pytest.raises(StopAsyncIteration):
         await anext(streams[-1])

@@ -1,7 +1,6 @@
 """Failures found by the text of an error, without a network."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from click.testing import CliRunner, Result
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.cli import main
 from denpexd.scan.re2_engine import Re2Engine
-from denpexd.search import Found, Search
+from denpexd.search import Search
 
 SHIPPED, _ = load([shipped_rules()])
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
@@ -20,8 +19,6 @@ TRACEBACK = """\
 [rank3]:     loss.backward()
 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB
 """
-
-Look = Callable[[str], list[Found]]
 
 
 @pytest.fixture(scope="module")
