@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-from denpexd.app import limits_of
 from denpexd.archive import pack, unpack
 from denpexd.bundle import Material, file_name, files, from_journal, renewed, versions_of
 from denpexd.catalog.packs import load_packs
@@ -131,7 +130,7 @@ def _rest(known: Known, settings: Settings) -> dict[str, bytes]:
         raise StateError(f"nothing is known of {known.key} any more")
     lines = [line for (line,) in _rows(known.database, "SELECT line FROM journal ORDER BY id")]
     opened = float(str(known.verdict["opened_t"]))
-    cut = from_journal(str(known.verdict["job"]), opened, limits_of(settings), lines)
+    cut = from_journal(str(known.verdict["job"]), opened, settings.hang.limits(), lines)
     versions = versions_of("", load_packs(settings.rules))
     return files(Material(known.verdict, cut, show(settings), versions, note=_UNKNOWN))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,8 @@ GRACE = 10.0  # seconds to end in: at most half of them to read what is left, th
 TURN = 0.01  # seconds of reading after which others have their turn
 DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
+
+Loop = Callable[[], Coroutine[object, object, None]]
 
 
 class CollectorLike(Protocol):
@@ -65,8 +67,20 @@ class CollectorLike(Protocol):
 class Uplink(Beside, Protocol):
     """The way to a daemon that knows more of a job than this one: hub.uplink.NodeUplink on a node."""
 
+    def bind(self, daemon: "Daemon") -> None:
+        """Know the daemon, which is made with it."""
+        ...
+
     def forward(self, outcome: Outcome) -> None:
         """Pass on what the cores were fed."""
+        ...
+
+    async def forever(self) -> None:
+        """Be in touch."""
+        ...
+
+    async def leave(self) -> None:
+        """The daemon ends in order."""
         ...
 
     def counts(self) -> Mapping[str, Mapping[str, float]]:
@@ -108,11 +122,22 @@ class Daemon:
         self._held: dict[Path, int] = {}  # what the local processes write
         self._attach_at = float("-inf")
         self._started = False
+        if uplink is not None:
+            uplink.bind(self)
 
     def _beside(self) -> Beside | None:
         return self.uplink
 
     # --- loops ------------------------------------------------------------------------------------------------------
+
+    def loops(self, alive: Callable[[], object]) -> dict[str, Loop]:
+        """What is to be kept going, by name; `alive` is called at every tick while reading goes on."""
+        return {
+            "read": self.read_forever,
+            "tick": lambda: self.tick_forever(alive),
+            "discover": self.discover_forever,
+            **({} if self.uplink is None else {"uplink": self.uplink.forever}),
+        }
 
     async def read_forever(self) -> None:
         """Read what is new as soon as it is there; everything is looked at once a sweep."""
@@ -155,7 +180,7 @@ class Daemon:
             await self.handle(self.pipeline.recent(job, self.clock.now(), recent=lately[job]))
 
     async def tick_forever(self, alive: Callable[[], object]) -> None:
-        """Once a second: processes, time, positions; says `alive` while reading goes on."""
+        """Once a second: processes, time, positions."""
         while True:
             due = self._tick_at + TICK
             await self.clock.sleep(max(0.0, due - self.clock.now()))
@@ -251,6 +276,8 @@ class Daemon:
         if self.keeper is not None:
             await self.keeper.finish()
         await self.deliverer.drain(max(1.0, until - self.clock.now()))
+        if self.uplink is not None:
+            await self.uplink.leave()
 
     # --- consequences -----------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ async def play(incident: str | None, *, speed: float, keep: bool, color: bool) -
 
     `keep` leaves the daemon and its console running until SIGINT or SIGTERM. 130: ended by a signal before the end.
     """
-    from denpexd.app import run
+    from denpexd.app import Mode, run
 
     if not SPEEDS[0] <= speed <= SPEEDS[1]:
         raise SettingsError(f"--speed is between {SPEEDS[0]:g} and {SPEEDS[1]:g}, not {speed:g}")
@@ -87,18 +87,17 @@ async def play(incident: str | None, *, speed: float, keep: bool, color: bool) -
         async with Receiver() as receiver:
             playback = Playback(show.recording, Path(folder) / "logs", clock)
             collector = RecordedCollector(playback, clock)
-            daemon = asyncio.create_task(
-                run(
-                    _settings(Path(folder), playback.prepare(), receiver.url),
-                    stream=console,
-                    color=color,
-                    clock=clock,
-                    collector=collector,
-                    until=lambda _: over.is_set(),
-                    listening=address.put_nowait,
-                    any_port=True,
-                )
+            mode = Mode(
+                stream=console,
+                color=color,
+                clock=clock,
+                collector=collector,
+                until=lambda _: over.is_set(),
+                listening=address.put_nowait,
+                any_port=True,
             )
+            settings = _settings(Path(folder), playback.prepare(), receiver.url)
+            daemon = asyncio.create_task(run(settings, mode))
             stage = _Stage(show, clock, speed, playback, collector, receiver, console, Screen(sys.stdout, color=color))
             story = asyncio.create_task(stage.tell(address, Path(folder), keep=keep))
             return await _both(daemon, story, over, keep=keep)

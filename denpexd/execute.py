@@ -200,7 +200,7 @@ def beside(plan: Mapping[str, Any]) -> int:
 
     Without a chosen `state_dir` the state is temporary, as the command is; what is kept of incidents is not.
     """
-    from denpexd.app import run
+    from denpexd.app import Mode, run
     from denpexd.settings import load
     from denpexd.settings_sources import default_state_dir
     from denpexd.state import of_command
@@ -213,19 +213,17 @@ def beside(plan: Mapping[str, Any]) -> int:
         flags["state_dir"], keep = plan["state_dir"], default_state_dir(os.environ)
     settings = load(config, overrides=flags, environ=os.environ)
     log_to_stderr("warning")
-    return asyncio.run(
-        run(
-            settings,
-            stream=sys.stdout,
-            color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
-            root_pid=root,
-            until=ended,
-            any_port=True,
-            state=of_command,
-            fresh=True,
-            keep=keep,
-        )
+    mode = Mode(
+        stream=sys.stdout,
+        color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        root_pid=root,
+        until=ended,
+        any_port=True,
+        state=of_command,
+        fresh=True,
+        keep=keep,
     )
+    return asyncio.run(run(settings, mode))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from denpexd.core.cadence import Limits
 from denpexd.errors import SettingsError
 from denpexd.settings_alerts import Alerts, Tags
 from denpexd.settings_sinks import ConsoleSink, Sink
@@ -122,6 +123,10 @@ class Hang(Section):
         default=30.0, description="no message before that much silence"
     )
     budgets: Budgets = Field(default_factory=Budgets)
+
+    def limits(self) -> Limits:
+        """As the core wants them."""
+        return Limits(min_silence=self.min_silence, budgets=dict(self.budgets.model_dump()))
 
 
 class Ingest(Section):

@@ -5,7 +5,6 @@ What comes on standard input is read by the relay, which passes it on and writes
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -14,14 +13,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from denpexd.clock import SystemClock
 from denpexd.errors import SettingsError
 from denpexd.relay import Relay
 from denpexd.workfolder import work_folder
+
+if TYPE_CHECKING:
+    from denpexd.app import Mode
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ def watch(
 
     `dry_run`: nothing is sent but printed, on a state of its own, so that a daemon at work loses no message by it.
     """
+    from denpexd.app import Mode
+
     with contextlib.ExitStack() as cleanup:
         chosen, stream, until, pipe = list(paths), sys.stdout, None, None
         if "-" in chosen:
@@ -50,8 +56,8 @@ def watch(
         if chosen:
             flags = {**flags, "paths": chosen}
         name = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-        more: dict[str, Any] = {"pipe": pipe, "beside": f"run-{name}", "dry_run": dry_run}
-        return run_daemon(config, flags, stream=stream, color=color, until=until, **more)
+        mode = Mode(stream=stream, color=color, until=until, pipe=pipe, any_port=dry_run, dry_run=dry_run)
+        return _run(config, flags, mode, f"run-{name}")
 
 
 def job_name(what: str) -> str:
@@ -84,21 +90,18 @@ class _Until:
         return bool(daemon.clock.now() - self._ended_at > 1.0 and not daemon.reader.behind())
 
 
-def run_daemon(
-    config: Path | None,
-    flags: Mapping[str, Any],
-    *,
-    stream: Any,
-    color: bool,
-    until: Any = None,
-    pipe: int | None = None,
-    beside: str = "run",
-    dry_run: bool = False,
-) -> int:
+def run_hub(config: Path | None, flags: Mapping[str, Any], *, color: bool) -> int:
+    """Run a hub in this process."""
+    from denpexd.app import Mode
+
+    return _run(config, flags, Mode(stream=sys.stdout, color=color, hub=True), "hub")
+
+
+def _run(config: Path | None, flags: Mapping[str, Any], mode: "Mode", otherwise: str) -> int:
     """Load the settings and run the daemon in this process.
 
     Where port or state folder are nobody's choice and another daemon has them, it takes a free port and the folder
-    `beside` below the other's.
+    `otherwise` below the other's.
     """
     from denpexd.app import run
     from denpexd.settings import Settings, load
@@ -106,7 +109,9 @@ def run_daemon(
 
     def read() -> Settings:
         settings = load(config, overrides=flags, environ=os.environ)
-        if not settings.paths:
+        if mode.hub and not settings.hub.url:
+            raise SettingsError("a hub needs hub.url, the address of a NATS server with JetStream (docs/hub.md)")
+        if not (mode.hub or settings.paths):
             raise SettingsError(
                 "nothing to watch: give a folder, file or glob of logs, or set `paths` in the file of -c"
             )
@@ -114,41 +119,9 @@ def run_daemon(
 
     settings = read()
     log_to_stderr(settings.log_level)
-    any_port = dry_run or not is_chosen(config, flags, "web", "port")
-    state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else beside)
-    return asyncio.run(
-        run(
-            settings,
-            stream=stream,
-            color=color,
-            until=until,
-            reread=read,
-            pipe=pipe,
-            any_port=any_port,
-            state=state,
-            dry_run=dry_run,
-        )
-    )
-
-
-def run_hub(config: Path | None, flags: Mapping[str, Any], *, color: bool) -> int:
-    """Run a hub in this process."""
-    from denpexd.app import run
-    from denpexd.settings import Settings, load
-    from denpexd.state import of_daemon
-
-    def read() -> Settings:
-        settings = load(config, overrides=flags, environ=os.environ)
-        if not settings.hub.url:
-            raise SettingsError("a hub needs hub.url, the address of a NATS server with JetStream (docs/hub.md)")
-        return settings
-
-    settings = read()
-    log_to_stderr(settings.log_level)
-    any_port = not is_chosen(config, flags, "web", "port")
-    state = functools.partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else "hub")
-    running = run(settings, stream=sys.stdout, color=color, reread=read, any_port=any_port, state=state, hub=True)
-    return asyncio.run(running)
+    any_port = mode.any_port or not is_chosen(config, flags, "web", "port")
+    state = partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else otherwise)
+    return asyncio.run(run(settings, replace(mode, reread=read, any_port=any_port, state=state)))
 
 
 def is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from denpexd.core import cadence
 from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Fact, Tick, Updated, Want
 from denpexd.core.witnesses import NODE_GONE
-from denpexd.daemon import Daemon
+from denpexd.daemon import Daemon, Loop
 from denpexd.errors import BrokerError, WireError, Withdrawn
 from denpexd.hub.axis import Now
 from denpexd.hub.board import Board, Record, sent_of
@@ -107,6 +107,10 @@ class HubDaemon(Daemon):
         self._is_ready = False
         self._judged_at = self.clock.now()
         return self
+
+    def loops(self, alive: Callable[[], object]) -> dict[str, Loop]:
+        """What a hub does beside what every daemon does."""
+        return {**super().loops(alive), "own": self.own_forever, "speak": self.speak_forever}
 
     # --- partitions -------------------------------------------------------------------------------------------------
 
@@ -538,11 +542,6 @@ class HubDaemon(Daemon):
             "state": {"partitions": len(self.parts), "hubs": self.leases.hubs},
             "nodes": {state: len(names) for state, names in nodes.items()},
         }
-
-
-def loops(hub: HubDaemon) -> dict[str, Callable[[], Coroutine[object, object, None]]]:
-    """What a hub does beside what every daemon does."""
-    return {"own": hub.own_forever, "speak": hub.speak_forever}
 
 
 def _change(record: Record) -> Updated | Closed:

@@ -39,7 +39,7 @@ Verdict = Mapping[str, Any]
 
 
 class NodeUplink:
-    """Implements daemon.Uplink. `bind` gives it the daemon, which is made with it."""
+    """Implements daemon.Uplink."""
 
     def __init__(self, settings: Hub, node: str, broker: Broker, store: Store, clock: Clock) -> None:
         self._settings, self._node, self._broker = settings, node, broker

@@ -73,8 +73,23 @@ class _Server(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 lets the system choose. Raises SettingsError that says how to mend it."""
+def bind(host: str, port: int, *, any_port: bool = False) -> socket.socket:
+    """A listening socket; port 0 lets the system choose. Raises SettingsError that says how to mend it.
+
+    With `any_port` a port in use is no error: a job must not go unwatched for it.
+    """
+    try:
+        return _bound(host, port)
+    except SettingsError as error:
+        if not (any_port and isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE):
+            raise
+    sock = _bound(host, 0)
+    taken = sock.getsockname()[1]
+    log.warning("port %d on %s is in use (another denpexd?): metrics and console are on port %d", port, host, taken)
+    return sock
+
+
+def _bound(host: str, port: int) -> socket.socket:
     sock: socket.socket | None = None
     try:
         family, kind, proto, _, address = socket.getaddrinfo(

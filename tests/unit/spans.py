@@ -253,7 +253,6 @@ class Node(Machine):
         self.uplink = NodeUplink(settings.hub, name, self.link, self.store, self.clock).open()
         parts = self.parts(self.processes, [self.pager])
         self.daemon = NodeDaemon(settings, *parts, uplink=self.uplink)
-        self.uplink.bind(self.daemon)
         self.dead = False
 
     async def second(self, t: float) -> None:

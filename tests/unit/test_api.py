@@ -20,8 +20,8 @@ import jsonschema
 import pytest
 from stand import Stand
 
-from denpexd.app import sd_notify
 from denpexd.errors import SettingsError
+from denpexd.supervise import sd_notify
 from denpexd.web.api import (
     RANK_STATES,
     JobView,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from denpexd.app import _listen
 from denpexd.errors import SettingsError
 from denpexd.watch import _pipe, is_chosen
 from denpexd.web.server import bind
@@ -34,15 +33,15 @@ def test_a_port_in_use_is_an_error_or_another_one_is_taken_and_said(caplog: pyte
     with bind("127.0.0.1", 0) as other:
         port = other.getsockname()[1]
         with pytest.raises(SettingsError, match=f"port {port} on 127.0.0.1 is in use"):
-            _listen("127.0.0.1", port, any_port=False)
-        with caplog.at_level(logging.WARNING), _listen("127.0.0.1", port, any_port=True) as mine:
+            bind("127.0.0.1", port, any_port=False)
+        with caplog.at_level(logging.WARNING), bind("127.0.0.1", port, any_port=True) as mine:
             taken = mine.getsockname()[1]
         assert [record.getMessage().endswith(f"on port {taken}") for record in caplog.records] == [True]
 
 
 def test_another_mistake_about_the_port_stays_an_error() -> None:
     with pytest.raises(SettingsError, match=r"cannot listen on 203\.0\.113\.1"):
-        _listen("203.0.113.1", 9464, any_port=True)
+        bind("203.0.113.1", 9464, any_port=True)
 
 
 def test_only_a_pipe_is_a_pipe(tmp_path: Path) -> None:
@@ -64,8 +63,8 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
 
     seen: list[dict[str, Any]] = []
 
-    async def run(settings: Any, **options: Any) -> int:
-        seen.append({"folder": str(settings.state_dir), "port": options["any_port"], "fresh": options["fresh"]})
+    async def run(settings: Any, mode: app.Mode) -> int:
+        seen.append({"folder": str(settings.state_dir), "port": mode.any_port, "fresh": mode.fresh})
         return 0
 
     monkeypatch.setattr(app, "run", run)

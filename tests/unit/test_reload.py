@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from denpexd.app import run
+from denpexd.app import Mode, run
 from denpexd.catalog import packs
 from denpexd.catalog.load import shipped_rules
 from denpexd.core.events import Opened
@@ -75,16 +75,14 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(packs, "shipped_rules", lambda: shipped)
     site = Site(tmp_path)
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    running = asyncio.create_task(
-        run(
-            site.settings,
-            stream=io.StringIO(),
-            color=False,
-            until=site.until,
-            listening=url.set_result,
-            reread=lambda: site.settings,
-        )
+    mode = Mode(
+        stream=io.StringIO(),
+        color=False,
+        until=site.until,
+        listening=url.set_result,
+        reread=lambda: site.settings,
     )
+    running = asyncio.create_task(run(site.settings, mode))
     try:
         await asyncio.wait([url, running], return_when=asyncio.FIRST_COMPLETED)
         site.client.base_url = httpx.URL(await url)

@@ -136,15 +136,15 @@ def test_run_takes_no_message_of_a_daemon_at_work_when_it_only_shows(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    async def run(settings: Any, **more: Any) -> int:
-        asked.update(more, state_dir=settings.state_dir, there=settings.state_dir.exists())
+    async def run(settings: Any, mode: Any) -> int:
+        asked.update(mode=mode, state_dir=settings.state_dir, there=settings.state_dir.exists())
         return 0
 
     monkeypatch.setattr("denpexd.app.run", run)
     monkeypatch.setattr("denpexd.watch.log_to_stderr", lambda _: None)
     result = CliRunner().invoke(main, ["run", str(tmp_path), "--dry-run"], env={"DENPEXD_STATE_DIR": str(tmp_path)})
     assert result.exit_code == 0, result.output
-    assert (asked["dry_run"], asked["any_port"], asked["there"]) == (True, True, True)
+    assert (asked["mode"].dry_run, asked["mode"].any_port, asked["there"]) == (True, True, True)
     assert asked["state_dir"] != tmp_path
     assert not asked["state_dir"].exists()
     asyncio.set_event_loop(None)
