@@ -182,10 +182,13 @@ class Correlator:
             self._take(event, out)
             if isinstance(event, Activity) and event.rank not in loud:
                 self._intake.ordinary(event)
-        if self._dirty and not self._round and self.asked - self._asked_at_tick < BETWEEN:
-            self._judge(sorted(self._dirty))
-            self._dirty = set()
-            self._speaker.speak(out, self.now, at_tick=False)
+        room = BETWEEN - (self.asked - self._asked_at_tick)
+        if self._dirty and not self._round and room > 0:
+            rest = sorted(self._dirty)
+            self._judge(rest, most=room)
+            self._dirty = set(rest)
+            if not rest:
+                self._speaker.speak(out, self.now, at_tick=False)
         return out
 
     def _remarkable(self, event: Hit | Raised | Frames) -> bool:

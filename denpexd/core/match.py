@@ -197,7 +197,8 @@ def _correlated(
     main = [e for name in want.initiating for e in proof[name]] or [e for es in proof.values() for e in es]
     rest = [e for name, es in proof.items() if name not in want.initiating for e in es]
     extra, sure = _confirmed(want, signals, job, now, limits)
-    evidence = [*main, *(e for e in (*rest, *extra) if e not in main)]
+    known = set(main)
+    evidence = [*main, *(e for e in (*rest, *extra) if e not in known)]
     if not evidence:
         return None
     sure = sure and rule.precision != "symptom" and not _unheard(want, job)
