@@ -147,11 +147,11 @@ class Processes:
         names: set[str] = set()
         for path in paths:
             try:
-                real = path.resolve()
-                wanted.setdefault(file_id(real), []).append(path)
+                wanted.setdefault(file_id(path), []).append(path)
+                # Whoever holds a file has it under its own name; only a link has another (resolving all is slow).
+                names.add(path.resolve().name if path.is_symlink() else path.name)
             except OSError:
                 continue
-            names.add(real.name)
 
         @functools.cache
         def written(pid: int) -> list[Path]:
