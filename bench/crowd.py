@@ -5,38 +5,17 @@ FILES files that nobody writes; seconds until FILES / 2 files that appear at onc
 meanwhile; with one file that grows by LOUD bytes a second, the delay from a line of a quiet file to /metrics.
 """
 
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
-from soak import wait_for
+from soak import end, start
 
 PORT, LOUD, SECONDS = 9197, 20 << 20, 20.0
 LINE = "INFO epoch 1 step {step} loss 2.5 rank {rank}\n"
-
-
-def start(root: Path) -> subprocess.Popen[bytes]:
-    """A daemon on every job below `root`, ready."""
-    config = {
-        "paths": [f"{root}/logs/{{job}}/rank{{rank}}.log"],
-        "state_dir": f"{root}/state",
-        "sinks": [{"type": "console"}],
-        "web": {"port": PORT},
-        "evidence": {"stacks": "off"},
-        "log_level": "error",
-    }
-    (root / "denpexd.yaml").write_text(json.dumps(config))
-    with (root / "out").open("wb") as out:
-        command = [sys.executable, "-m", "denpexd", "run", "-c", str(root / "denpexd.yaml")]
-        daemon = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    wait_for(daemon, PORT, root / "out")
-    return daemon
 
 
 def fill(folder: Path, files: int, lines: int) -> None:
@@ -64,7 +43,7 @@ def cpu(pid: int) -> float:
 def idle(root: Path, files: int) -> None:
     """The first thing."""
     fill(root / "logs" / "idle", files, 2)
-    daemon = start(root)
+    daemon, _ = start(root, PORT)
     try:
         time.sleep(5.0)
         before, began = cpu(daemon.pid), time.monotonic()
@@ -78,7 +57,7 @@ def idle(root: Path, files: int) -> None:
 def at_once(root: Path, files: int) -> None:
     """The second thing."""
     fill(root / "logs" / "first", 8, 2)
-    daemon = start(root)
+    daemon, _ = start(root, PORT)
     try:
         fill(root / "new", files, 1)
         before, used = metric("denpexd_lines_total")[0], cpu(daemon.pid)
@@ -97,7 +76,7 @@ def loud(root: Path) -> None:
     """The third thing."""
     fill(root / "logs" / "loud", 1, 2)
     fill(root / "logs" / "quiet", 63, 4)
-    daemon = start(root)
+    daemon, _ = start(root, PORT)
     text = "".join(f"DEBUG worker {n} fetched batch {n * 7} in {n % 90} ms\n" for n in range(2000)).encode()
     delays, written, step = list[float](), 0, 4
     try:
@@ -118,12 +97,6 @@ def loud(root: Path) -> None:
         print(f"beside {rate:.0f} MB/s: slowest line of a quiet file {max(delays):.2f} s")
     finally:
         end(daemon)
-
-
-def end(daemon: subprocess.Popen[bytes]) -> None:
-    """Stop it."""
-    daemon.send_signal(signal.SIGTERM)
-    daemon.wait(60)
 
 
 if __name__ == "__main__":

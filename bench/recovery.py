@@ -5,45 +5,19 @@ kills it, starts another on the same state and measures from its start until /re
 loading rules and engine is measured apart, by a start on an empty state without a file. Prints all three.
 """
 
-import json
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from soak import wait_for
+from soak import end, start
 
 from denpexd.core.events import Fact, Hit
 from denpexd.journal import encode
 from denpexd.notify.rows import MAX_JOURNAL
 
 PORT, RANKS, LINES = 9198, 8, 200
-
-
-def start(root: Path, name: str) -> tuple[subprocess.Popen[bytes], float]:
-    """A daemon on the files and the state of that name, and the seconds until it was ready."""
-    config = {
-        "paths": [f"{root}/{name}/{{job}}/rank{{rank}}.log"],
-        "state_dir": f"{root}/{name}.state",
-        "sinks": [{"type": "console"}],
-        "web": {"port": PORT},
-        "evidence": {"stacks": "off"},
-        "log_level": "error",
-    }
-    (root / f"{name}.yaml").write_text(json.dumps(config))
-    out = root / "out"
-    with out.open("wb") as file:
-        command = [sys.executable, "-m", "denpexd", "run", "-c", str(root / f"{name}.yaml")]
-        daemon = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    return daemon, wait_for(daemon, PORT, out)
-
-
-def end(daemon: subprocess.Popen[bytes], how: signal.Signals) -> None:
-    """Stop it by that signal."""
-    daemon.send_signal(how)
-    daemon.wait(60)
 
 
 def fill_journal(state: Path, jobs: list[str]) -> int:
@@ -63,7 +37,7 @@ def fill_journal(state: Path, jobs: list[str]) -> int:
 def measure(files: int, root: Path) -> None:
     """Print how long each start takes."""
     (root / "none").mkdir()
-    daemon, rules = start(root, "none")
+    daemon, rules = start(root, PORT, "none")
     end(daemon, signal.SIGTERM)
     jobs = [f"run{n:04d}" for n in range(max(1, files // RANKS))]
     for job in jobs:
@@ -71,12 +45,12 @@ def measure(files: int, root: Path) -> None:
         for rank in range(RANKS):
             text = "".join(f"INFO step {n} loss 2.5 rank {rank}\n" for n in range(LINES))
             (root / "some" / job / f"rank{rank}.log").write_text(text)
-    daemon, first = start(root, "some")
+    daemon, first = start(root, PORT, "some")
     end(daemon, signal.SIGKILL)
-    daemon, again = start(root, "some")
+    daemon, again = start(root, PORT, "some")
     end(daemon, signal.SIGKILL)
     lines = fill_journal(root / "some.state" / "denpexd.sqlite", jobs)
-    daemon, full = start(root, "some")
+    daemon, full = start(root, PORT, "some")
     end(daemon, signal.SIGTERM)
     print(f"without a file {rules:.2f} s; first start with {len(jobs) * RANKS} files {first:.2f} s")
     print(f"after kill -9 {again:.2f} s ({again - rules:.2f} s more than without a file)")

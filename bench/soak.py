@@ -145,17 +145,39 @@ def sample(pid: int, port: int, state: Path, worst: "Synchronized[float]") -> di
     }
 
 
-def wait_for(daemon: subprocess.Popen[bytes], port: int, out: Path) -> float:
-    """Seconds until it answers that it is ready; SystemExit with what it printed if it does not in two minutes."""
+def start(root: Path, port: int, name: str = "logs", **more: object) -> tuple[subprocess.Popen[bytes], float]:
+    """A daemon on every job below `root/name`, and the seconds until it was ready; `more` of its configuration.
+
+    SystemExit with what it printed if it does not get ready in two minutes. It forgets sooner than it usually does.
+    """
+    config = {
+        "paths": [f"{root}/{name}/{{job}}/rank{{rank}}.log"],
+        "state_dir": f"{root}/{name}.state",
+        "sinks": [{"type": "console"}],
+        "web": {"port": port},
+        "evidence": {"stacks": "off"},
+        "log_level": "error",
+    }
+    (root / f"{name}.yaml").write_text(json.dumps({**config, **more}))
     began = time.monotonic()
+    with (root / "out").open("wb") as out:
+        command = [sys.executable, "-c", FORGETFUL, "run", "-c", str(root / f"{name}.yaml")]
+        daemon = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     while time.monotonic() < began + 120 and daemon.poll() is None:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
         except OSError:
             time.sleep(0.02)
         else:
-            return time.monotonic() - began
-    raise SystemExit(f"the daemon does not get ready: {out.read_text()[-2000:]}")
+            return daemon, time.monotonic() - began
+    daemon.kill()
+    raise SystemExit(f"the daemon does not get ready: {(root / 'out').read_text()[-2000:]}")
+
+
+def end(daemon: subprocess.Popen[bytes], how: signal.Signals = signal.SIGTERM) -> None:
+    """Stop it by that signal."""
+    daemon.send_signal(how)
+    daemon.wait(60)
 
 
 _STATE = ("denpexd.sqlite", "denpexd.sqlite-wal")
@@ -171,47 +193,33 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 def soak(minutes: float, root: Path) -> int:
     """Run it and print the figures; the exit code."""
-    logs, state, port = root / "logs", root / "state", 9199
+    logs, state, port = root / "logs", root / "logs.state", 9199
     logs.mkdir()
-    config = {
-        "paths": [f"{logs}/{{job}}/rank{{rank}}.log"],
-        "state_dir": str(state),
-        "sinks": [{"type": "console"}],
-        "web": {"port": port},
-        "evidence": {"stacks": "off"},
-        "keep": {"before": "120s"},
-        "log_level": "error",
-    }
-    (root / "denpexd.yaml").write_text(json.dumps(config))
     worst = multiprocessing.Value("d", 0.0)
     asking = multiprocessing.Process(target=ask, args=(port, worst), daemon=True)
     jobs, taken = Jobs(logs), list[tuple[float, dict[str, float]]]()
-    with (root / "out").open("wb") as out:
-        command = [sys.executable, "-c", FORGETFUL, "run", "-c", str(root / "denpexd.yaml")]
-        daemon = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            wait_for(daemon, port, root / "out")
-            asking.start()
-            began = time.monotonic()
-            due = dict.fromkeys(("train", "rotate", "fail", "replace", "sample"), began)
-            while (now := time.monotonic()) < began + 60 * minutes and daemon.poll() is None:
-                for name, every, act in (
-                    ("train", 0.5, lambda: jobs.train(RATE // 2)),
-                    ("rotate", ROTATE, jobs.rotate),
-                    ("fail", FAIL, jobs.fail),
-                    ("replace", REPLACE, jobs.replace),
-                    ("sample", SAMPLE, lambda: taken.append((now - began, sample(daemon.pid, port, state, worst)))),
-                ):
-                    if now >= due[name]:
-                        due[name] += every
-                        act()
-                time.sleep(max(0.0, min(due.values()) - time.monotonic()))
-            page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
-        finally:
-            if asking.pid is not None:
-                asking.terminate()
-            daemon.send_signal(signal.SIGTERM)
-            daemon.wait(60)
+    daemon, _ = start(root, port, keep={"before": "120s"})
+    try:
+        asking.start()
+        began = time.monotonic()
+        due = dict.fromkeys(("train", "rotate", "fail", "replace", "sample"), began)
+        while (now := time.monotonic()) < began + 60 * minutes and daemon.poll() is None:
+            for name, every, act in (
+                ("train", 0.5, lambda: jobs.train(RATE // 2)),
+                ("rotate", ROTATE, jobs.rotate),
+                ("fail", FAIL, jobs.fail),
+                ("replace", REPLACE, jobs.replace),
+                ("sample", SAMPLE, lambda: taken.append((now - began, sample(daemon.pid, port, state, worst)))),
+            ):
+                if now >= due[name]:
+                    due[name] += every
+                    act()
+            time.sleep(max(0.0, min(due.values()) - time.monotonic()))
+        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+    finally:
+        if asking.pid is not None:
+            asking.terminate()
+        end(daemon)
     return report(jobs, taken, page, daemon.returncode)
 
 

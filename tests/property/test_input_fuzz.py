@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import STRANGE, dice_of, mutated
+from stand import Stand
 from starlette.routing import Route
 
 from denpexd.catalog.load import load, shipped_rules
@@ -31,7 +32,6 @@ from denpexd.scan.re2_engine import Re2Engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import load as load_settings
 from denpexd.web.api import create_app
-from denpexd.web.view import Stats
 
 TIMES = int(os.environ.get("DENPEXD_EXPLORE", "1"))
 SECONDS = 5.0
@@ -165,41 +165,7 @@ def shaken(content: Any, dice: random.Random) -> None:
         content = content[key]
 
 
-class Idle:
-    """A daemon that has nothing to show."""
-
-    def incidents(self, state: str | None, limit: int) -> list[Any]:
-        return []
-
-    def incident(self, key: str) -> None:
-        return None
-
-    def told(self, key: str) -> list[Any]:
-        return []
-
-    def jobs(self) -> list[Any]:
-        return []
-
-    def job(self, name: str) -> None:
-        return None
-
-    def pace(self, job: str) -> list[Any]:
-        return []
-
-    def packs(self) -> list[Any]:
-        return []
-
-    def stats(self) -> Stats:
-        return Stats()
-
-    def ready(self) -> tuple[bool, str]:
-        return True, ""
-
-    def healthy(self) -> tuple[bool, str]:
-        return True, ""
-
-
-APP = create_app(Idle(), token="t", host="127.0.0.1")
+APP = create_app(Stand(), token="t", host="127.0.0.1")
 PATHS = [route.path for route in APP.routes if isinstance(route, Route)]
 TEXT = st.text(max_size=40)
 KNOWN = ["127.0.0.1:9199", "localhost", "Bearer t", "Bearer ", "gzip", "*/*", "application/openmetrics-text", "null"]

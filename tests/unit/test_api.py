@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx
 import jsonschema
 import pytest
-from stand import Stand
+import stand
 
 from denpexd.errors import SettingsError
 from denpexd.supervise import sd_notify
@@ -39,72 +39,16 @@ from denpexd.web.page import duration, rank_ranges
 DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> \udcff"
 
-QUOTE = {
-    "rank": 0,
-    "source": "rank0.log",
-    "offset": 4711,
-    "t": 98.5,
-    "text": "evaluating ...",
-    "means": "rank 0 entered evaluation",
-}
-VERDICT = {
-    "key": "run-7/1/a3f9",
-    "job": "run-7",
-    "attempt": 1,
-    "failure": "syncbn-eval-rank0",
-    "title": "Rank 0 evaluates alone through SyncBatchNorm",
-    "category": "hang",
-    "severity": "critical",
-    "certainty": "confirmed",
-    "state": "open",
-    "opened_t": 100.0,
-    "updated_t": 101.0,
-    "revision": 2,
-    "event": "updated",
-    "aliases": [],
-    "domain": "code",
-    "initiating_ranks": [0],
-    "collateral_ranks": [1, 2, 3],
-    "unheard_ranks": [],
-    "nodes": {0: "node-a"},
-    "step": 480,
-    "hang": True,
-    "quick_answer": "Let every rank evaluate, or evaluate on the module inside DDP with buffers kept local.",
-    "summary": "Rank 0 waits in the statistics exchange; ranks 1-3 wait in a barrier.",
-    "evidence": [QUOTE, QUOTE | {"rank": -1, "offset": None, "t": None}],
-    "against": ["the launcher's summary names rank 2 as root cause"],
-    "missing": [{"fact": "stack of rank 3", "how": "py-spy dump --pid 4242"}],
-    "alternatives": [{"failure": "slow-eval", "why_not": "two equal snapshots"}],
-    "root_cause": "SyncBatchNorm waits for all ranks.",
-    "remediation": [{"do": "Evaluate on all ranks", "risk": "restart", "command": "torchrun train.py"}],
-    "fallback": "Convert back to BatchNorm.",
-    "mitigation": "",
-    "verification": "torchrun --nproc-per-node 2 train.py --max-steps 3",
-    "prevention": "A two-process test.",
-    "references": ["https://pytorch.org/docs/stable/distributed.html", "javascript:alert(1)"],
-    "related": ["barrier-mismatch"],
-    "resume_safe": "yes, the weights were not touched",
-}
-JOB = JobView(
-    job="run-7",
-    attempt=1,
-    step=480,
-    step_seconds=0.5,
-    stall_seconds=125.0,
-    phase="eval",
-    world_size=4,
-    ranks=[
-        RankView(0, "silent", 480, "eval", 120.0, "node-a", 4242),
-        *(RankView(r, "waiting", 480) for r in (1, 2, 3)),
-    ],
-)
+QUOTE = stand.quote(0, stand.T + 60.5, "evaluating ...", "rank 0 entered evaluation")
+VERDICT = stand.verdict("run-7/1/a3f9", evidence=[QUOTE, QUOTE | {"rank": -1, "offset": None, "t": None}])
+del VERDICT["stacks"], VERDICT["changed"]  # stored verdicts may lack them
 
 
-class Daemon(Stand):
+class Daemon(stand.Stand):
     """A View of values that a test may change."""
 
     def __init__(self) -> None:
-        super().__init__([VERDICT, VERDICT | {"key": "old", "state": "closed", "event": "closed"}], [JOB])
+        super().__init__([VERDICT, VERDICT | {"key": "old", "state": "closed", "event": "closed"}], [stand.job()])
 
     def packs(self) -> Sequence[PackView]:
         return [PackView(name="mine", kind="folder", folder="/rules", rules=3, errors=["/rules/x.yaml:1:1: wrong"])]
@@ -180,10 +124,10 @@ class TestAnswers:
         assert job["ranks"][0] == {
             "rank": 0,
             "state": "silent",
-            "step": 480,
+            "step": 478,
             "phase": "eval",
             "silent_for": 120.0,
-            "node": "node-a",
+            "node": "gpu-17",
             "pid": 4242,
         }
 
@@ -294,7 +238,7 @@ class TestConsole:
 
     async def test_the_page_of_a_job_shows_its_ranks_as_a_picture_and_in_words(self, client):
         page = Page((await client.get("/jobs/run-7")).text)
-        for expected in ["Rank 0 evaluates alone", "2 min 5 s", "ranks 1-3", "node-a", "2 min 0 s ago"]:
+        for expected in ["Rank 0 evaluates alone", "2 min 5 s", "ranks 1-3", "gpu-17", "2 min 0 s ago"]:
             assert expected in page.text
         assert page.tags.count("path") == len(RANK_STATES)
         assert "path" not in Page((await client.get("/jobs/run-7?grid=none")).text).tags

@@ -23,10 +23,11 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
+from stand import Stand
 
 from denpexd.web.exposition import MAX_JOBS, OTHER_JOBS, Exposition, Writer
 from denpexd.web.metrics import FAMILIES, Family, Snapshot
-from denpexd.web.view import JobView, PackView, RankView, Stats, Verdict
+from denpexd.web.view import JobView, RankView, Stats
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -112,34 +113,16 @@ JOB = JobView(
 )
 
 
-class Daemon:
-    """A View of fixed values that counts how often it is asked."""
+class Daemon(Stand):
+    """Counts how often it is asked."""
 
     def __init__(self, stats: Stats = FULL, jobs: Sequence[JobView] = (JOB,)) -> None:
-        self._stats, self._jobs = stats, jobs
+        super().__init__(job_views=list(jobs), counts=stats)
         self.asked = 0
 
     def stats(self) -> Stats:
         self.asked += 1
-        return self._stats
-
-    def jobs(self) -> Sequence[JobView]:
-        return self._jobs
-
-    def packs(self) -> Sequence[PackView]:
-        return []
-
-    def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        return []
-
-    def incident(self, key: str) -> Verdict | None:
-        return None
-
-    def ready(self) -> tuple[bool, str]:
-        return True, ""
-
-    def healthy(self) -> tuple[bool, str]:
-        return True, ""
+        return self.counts
 
 
 @pytest.fixture
@@ -366,9 +349,9 @@ async def test_a_job_keeps_its_series_while_others_come_and_go(pool):
     daemon = Daemon(Stats(), [JobView(job=f"job-{n}", attempt=1, step=1) for n in range(MAX_JOBS)])
     exposition = Exposition(daemon, pool)
     await exposition.render("", zipped=False)
-    daemon._jobs = [JobView(job="newcomer", attempt=1, step=1), *daemon._jobs]
+    daemon.job_views = [JobView(job="newcomer", attempt=1, step=1), *daemon.job_views]
     assert "newcomer" not in (await exposition.render("", zipped=False))[0].decode()
-    daemon._jobs = daemon._jobs[:-1]
+    daemon.job_views = daemon.job_views[:-1]
     assert "newcomer" in (await exposition.render("", zipped=False))[0].decode()
 
 

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from stand import Stand
 
 from denpexd.cli import main
 from denpexd.client import Client, client_of
@@ -18,7 +19,7 @@ from denpexd.notify.text import cells
 from denpexd.settings import Settings
 from denpexd.status import SHOWN, as_text, ask
 from denpexd.web.api import bind, create_app, serve
-from denpexd.web.view import JobView, PackView, RankView, Stats, Verdict
+from denpexd.web.view import JobView, RankView, Stats
 
 INCIDENT = {
     "key": "run-7-a0-1-1a2b3c",
@@ -41,45 +42,19 @@ BROKEN = JobView(job="run-7", attempt=0, step=480, step_seconds=0.5, stall_secon
 SOUND = JobView(job="run-8", attempt=1, step=9, ranks=[RankView(0, "running")])
 
 
-class Shown:
+class Shown(Stand):
     """What a daemon shows; a test changes it."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.verdicts: list[Verdict] = []
-        self.job_views: list[JobView] = [SOUND]
+        counts = Stats(engine="re2", files={"reading": 4}, notifications={("slack", "sent"): 2})
+        super().__init__(job_views=[SOUND], counts=counts)
         self.recordings: dict[str, bytes] = {}
-        self.counts = Stats(engine="re2", files={"reading": 4}, notifications={("slack", "sent"): 2})
-        self.is_ready = self.is_healthy = (True, "")
-
-    def incidents(self, state: str | None, limit: int) -> Sequence[Verdict]:
-        return [v for v in self.verdicts if state in (None, v["state"])][:limit]
-
-    def incident(self, key: str) -> Verdict | None:
-        return next((v for v in self.verdicts if v["key"] == key), None)
-
-    def jobs(self) -> Sequence[JobView]:
-        return self.job_views
-
-    def job(self, name: str) -> JobView | None:
-        return next((job for job in self.job_views if job.job == name), None)
 
     async def recorded(self, job: str) -> bytes | None:
         return self.recordings.get(job)
-
-    def packs(self) -> Sequence[PackView]:
-        return []
-
-    def stats(self) -> Stats:
-        return self.counts
-
-    def ready(self) -> tuple[bool, str]:
-        return self.is_ready
-
-    def healthy(self) -> tuple[bool, str]:
-        return self.is_healthy
 
 
 def serving(view: Shown, said: Callable[[str], None], **options: Any) -> Callable[[], None]:
