@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from denpexd.core.events import Event, Want
+from denpexd.errors import BrokerError, Withdrawn
 from denpexd.hub.owner import HubDaemon
 from denpexd.hub.wire import partition
 from denpexd.notify.deliver import Beating, Refreshing, Sink
+from denpexd.notify.policy import Delivery, after
 from denpexd.notify.rows import Row as OutboxRow
 
 Verdict = Mapping[str, Any]
@@ -40,13 +42,38 @@ class Fenced:
 
     async def send(self, row: OutboxRow) -> None:
         """As the sink does; Withdrawn if the message is another hub's to send."""
-        delivery, hub = row.delivery, self._hub()
-        await hub.may_tell(delivery.verdict)
+        hub = self._hub()
+        await _is_ours(hub, row.delivery.verdict)
         await self._sink.send(row)
-        await hub.told(delivery)
+        await _told(hub, row.delivery)
 
     def preview(self, row: OutboxRow) -> object:
         return self._sink.preview(row)
+
+
+async def _is_ours(hub: HubDaemon, verdict: Verdict) -> None:
+    """Return when this message is the hub's to send, for certain; Withdrawn if it is not."""
+    if verdict.get("job") == "denpexd":
+        return  # a notice of this daemon about itself
+    part = partition(str(verdict.get("job")))
+    while part in hub.parts and hub.leases.has(part):
+        try:
+            await hub.board.write(str(verdict.get("key")))
+            if await hub.leases.confirm(part):
+                return
+            break
+        except BrokerError:
+            await hub.clock.sleep(1.0)
+    raise Withdrawn("another hub has this job")
+
+
+async def _told(hub: HubDaemon, delivery: Delivery) -> None:
+    """A sink has taken the message."""
+    last = hub.store.sent(delivery.key).get(delivery.sink)
+    if last is None or last.revision != delivery.revision:  # a later one is on its way
+        last = after(delivery, hub.board.last(delivery.key, delivery.sink), hub.clock.wall())
+    hub.board.sent(delivery.key, delivery.sink, last)
+    await hub.write_board()
 
 
 class FencedRefreshing(Fenced):

@@ -11,37 +11,22 @@ Theory of operation
 import asyncio
 import logging
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import floor
 from typing import Any
 
-from denpexd.core import cadence
-from denpexd.core.events import UNKNOWN_RANK, Closed, Event, Fact, Tick, Updated, Want
-from denpexd.core.witnesses import NODE_GONE
+from denpexd.core.events import Closed, Fact, Want
 from denpexd.daemon import Daemon, Loop
-from denpexd.errors import BrokerError, WireError, Withdrawn
-from denpexd.hub.axis import Now
-from denpexd.hub.board import Board, Record, sent_of
+from denpexd.errors import BrokerError
+from denpexd.hub.board import Board
 from denpexd.hub.broker import MOST_READ, Broker, Stored
+from denpexd.hub.judge import Judge
 from denpexd.hub.leases import RENEW, Leases
-from denpexd.hub.merge import HUB, SETTLE, Merge, Node
-from denpexd.hub.wire import (
-    PARTITIONS,
-    Message,
-    Row,
-    Word,
-    decode_message,
-    encode_message,
-    lines,
-    partition,
-    subject,
-    word_of,
-)
-from denpexd.hub.wire import encode_word as encoded
+from denpexd.hub.merge import HUB
+from denpexd.hub.part import Part
+from denpexd.hub.takeover import Takeover
+from denpexd.hub.wire import PARTITIONS, Message, Word, encode_message, encode_word, lines, partition, subject, word_of
 from denpexd.ledger import Beside
-from denpexd.notify.policy import Delivery, Sent, after
 from denpexd.pipeline import Change, Outcome
 from denpexd.settings import Hub
 
@@ -49,49 +34,8 @@ log = logging.getLogger(__name__)
 
 SPEAK = 2.0  # seconds between two words to the nodes
 AGAIN = 2.0  # after the broker has failed
-MOST_KNOWN = 50_000  # events of one job that are read quietly
-SLICE = 500  # of them at once
-TURN = 0.05  # seconds of judging after which all else has its turn
-MOST_STEPS = 60  # ticks in which any backlog is judged
-EARLY = 60.0  # seconds before a node told of an incident in which the hub may know of it already
-_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # what wrong data causes
-MISSED = 60.0  # seconds before a node's last word in which others may have begun to miss it
 
 Verdict = Mapping[str, Any]
-
-
-@dataclass(slots=True)
-class Job:
-    """A job of ours. `ticked`: how far it is judged, on the axis of the broker."""
-
-    name: str
-    part: "Part"
-    merge: Merge = field(default_factory=Merge)
-    ticked: float | None = None
-    told: list[tuple[str, Verdict]] = field(default_factory=list)  # by nodes on their own, not looked at yet
-
-
-@dataclass(slots=True)
-class Part:
-    """A partition of ours. `after`: last message read, at `read_at` by our clock; `done`: last one that is judged."""
-
-    number: int
-    after: int = 0
-    done: int = 0
-    told_done: int = 0
-    read_at: float = 0.0
-    now: Now = field(default_factory=Now)
-    jobs: dict[str, Job] = field(default_factory=dict)
-    unjudged: deque[tuple[int, float]] = field(default_factory=deque)  # (number, stamp) of messages
-    records: list[Record] = field(default_factory=list)  # what the owner before us has told
-    reader: asyncio.Task[None] | None = None
-    blind: bool = False
-    live: bool = False  # what comes now is new
-
-    @property
-    def present(self) -> float | None:
-        """The present on the axis, as of the last answer of the broker."""
-        return self.now.at(self.read_at)
 
 
 class HubDaemon(Daemon):
@@ -104,6 +48,8 @@ class HubDaemon(Daemon):
         self.parts: dict[int, Part] = {}
         self._wants: list[tuple[str, Want]] = []
         self.messages: Counter[str] = Counter()
+        self._takeover = Takeover(self.pipeline, self.store, self.ledger, self.board, self.clock)
+        self._judging = Judge(self.pipeline, self._takeover, self.clock, self.handle)
         self._is_ready = False
         self._judged_at = self.clock.now()
         return self
@@ -150,8 +96,8 @@ class HubDaemon(Daemon):
         records, done = await self.board.read(number)
         for record in records:
             self.store.told_by_another(record.key, record.sent, wholly=True)
-        await asyncio.to_thread(self.store.withdraw, lambda d: partition(str(d.verdict.get("job", ""))) == number)
-        self.parts[number] = Part(number, told_done=done, done=done, records=records)
+        await self._withdraw(number)
+        self.parts[number] = Part(number, self.hub, self.messages, told_done=done, done=done, records=records)
         return True
 
     async def _let_go_of(self, parts: Iterable[int]) -> None:
@@ -166,6 +112,7 @@ class HubDaemon(Daemon):
         part = self.parts.pop(number, None)
         if part is None:
             return
+        part.ours = False
         if part.reader is not None:
             part.reader.cancel()
         await self._broker.forget(number)
@@ -175,6 +122,9 @@ class HubDaemon(Daemon):
             if partition(str(verdict["job"])) == number:
                 self.ledger.leave(key)
         self.board.leave(number)
+        await self._withdraw(number)
+
+    async def _withdraw(self, number: int) -> None:
         await asyncio.to_thread(self.store.withdraw, lambda d: partition(str(d.verdict.get("job", ""))) == number)
 
     def keep_reading(self) -> None:
@@ -188,7 +138,7 @@ class HubDaemon(Daemon):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     async def _read_forever(self, part: Part) -> None:
-        while self.parts.get(part.number) is part:  # the library may swallow that we are told to end
+        while part.ours:  # the library may swallow that we are told to end
             if await self.read(part, 1.0):
                 await self.clock.sleep(0)
             elif part.blind:
@@ -206,7 +156,7 @@ class HubDaemon(Daemon):
             return 0
         await self.take(part, found)
         if not part.live and len(found) < MOST_READ:  # caught up
-            await self._resume(part)
+            await self.handle(await self._takeover.resume(part))
         return len(found)
 
     async def take(self, part: Part, found: Sequence[Stored]) -> None:
@@ -215,101 +165,8 @@ class HubDaemon(Daemon):
         for number, stored in enumerate(found):
             if number % 16 == 15:
                 await self.clock.sleep(0)
-            part.after = stored.number
-            part.now.learn(stored.stamp, now)
-            part.unjudged.append((stored.number, stored.stamp))
-            self.messages["read"] += 1
-            try:
-                message = decode_message(stored.data)
-            except WireError as error:
-                self.messages["refused"] += 1
-                log.warning("message %d is left out: %s", stored.number, error)
-                continue
-            if partition(message.job) != part.number:
-                self.messages["refused"] += 1
-                continue
-            if message.node == HUB and part.live and message.rows and message.rows[0].start == self.hub:
-                continue  # we know
-            job = part.jobs.setdefault(message.job, Job(message.job, part))
-            job.merge.take(message, stored.stamp)
-            if stored.number > part.done:
-                job.told += [(message.node, told) for told in message.told]
-        part.read_at = now
-        if part.blind:
-            part.blind = False
-            if (present := part.present) is not None:
-                for job in part.jobs.values():
-                    job.merge.blind(present)  # nodes may need a while to be heard again, too
-
-    async def _resume(self, part: Part) -> None:
-        """All that the owner before us has dealt with is read: know it, and its incidents; from now on speak."""
-        done, records = part.done, part.records
-        stamp = max((stamp for number, stamp in part.unjudged if number <= done), default=None)
-        jobs = {record.job for record in records} | part.jobs.keys()
-        for name in jobs:
-            job = part.jobs.setdefault(name, Job(name, part))
-            open_ = [record.verdict for record in records if record.job == name and record.is_open]
-            if stamp is None and not open_:
-                continue
-            until = stamp if stamp is not None else (part.present or self.clock.now())
-            known: deque[Event] = deque((e for batch in job.merge.due(until) for e in batch), maxlen=MOST_KNOWN)
-            job.ticked = until
-            await self._learn(job, list(known), open_, until)
-            if self.parts.get(part.number) is not part:
-                return
-        while part.unjudged and part.unjudged[0][0] <= done:
-            part.unjudged.popleft()
-        part.live = True
-        # Who was told is on the board, so these are the messages that are missing.
-        await self.handle(Outcome(changes=[_change(record) for record in records]))
-
-    async def _learn(self, job: Job, known: list[Event], open_: Sequence[Verdict], until: float) -> None:
-        """What the core is to know of the time before, a little at a time: all else goes on beside it."""
-        core = self.pipeline.job(job.name, min((event.t for event in known), default=until)).core
-        for begin in range(0, len(known), SLICE):
-            core.feed(known[begin : begin + SLICE])
-            await self.clock.sleep(0)
-        if (tape := self.pipeline.job(job.name).tape) is not None:
-            tape.known(known)
-        core.restore((), open_, until)
-
-    def _told_alone(self, job: Job, t: float) -> Outcome:
-        """Nodes have told of incidents while they heard no hub: they keep those keys.
-
-        Looked at when the hub is about as far: what happened long before has nothing to do with them.
-        """
-        outcome, told, job.told = Outcome(), job.told, []
-        for name, verdict in told:
-            try:
-                opened = job.merge.place(name, float(verdict["opened_t"]))
-                key, sent = str(verdict["key"]), sent_of(verdict)
-            except (KeyError, TypeError, ValueError):
-                self.messages["refused"] += 1
-                continue
-            if opened - EARLY > t:
-                job.told.append((name, verdict))
-            elif key not in self.board.records and {"failure", "job", "state", "revision"} <= verdict.keys():
-                outcome.merge(self._go_on(job, {**verdict, "opened_t": opened}, sent))
-        return outcome
-
-    def _go_on(self, job: Job, told: dict[str, Any], sent: Mapping[str, Sent]) -> Outcome:
-        """With an incident that a node has told of, as the hub's."""
-        del told["sent"]
-        key, core, rules = str(told["key"]), self.pipeline.job(job.name).core, self.pipeline.catalog.rules
-        ours = [r.verdict for r in self.board.records.values() if r.job == job.name and r.is_open]
-        if any(_slot(verdict, rules) == _slot(told, rules) for verdict in ours):
-            return Outcome()  # we have told of it, under our key: the node hears so, and ends its own
-        self.store.told_by_another(key, sent)
-        self.board.records[key] = Record(told, dict(sent))
-        same = core.same_as(told)
-        if same is None:
-            core.expect(told)
-            return Outcome(changes=[Updated(told)])
-        was, outputs = same
-        self.ledger.leave(was)
-        outcome = self.pipeline.say(outputs)
-        outcome.changes = outcome.changes or [Updated(v) for v in core.verdicts() if v["key"] == key]
-        return outcome
+            part.take(stored, now)
+        part.heard(now)
 
     # --- judging ----------------------------------------------------------------------------------------------------
 
@@ -319,83 +176,9 @@ class HubDaemon(Daemon):
 
     async def _judge(self, now: float) -> None:
         await self._let_go_of(self.leases.lost())
-        began = self.clock.now()
-        for part in list(self.parts.values()):
-            present = part.present
-            if not part.live or part.blind or present is None:
-                continue
-            for job in list(part.jobs.values()):
-                try:
-                    await self._catch_up(job, present - SETTLE)
-                except _FAULTS:  # of one job: the others must not end with it, nor every hub after us
-                    log.exception("job %s cannot be judged and begins anew", job.name)
-                    self.pipeline.leave(job.name)
-                    part.jobs[job.name] = Job(job.name, part)
-                if self.clock.now() - began > TURN:
-                    await self.clock.sleep(0)
-                    began = self.clock.now()
-                if self.parts.get(part.number) is not part:
-                    break
-            ticked = min((job.ticked for job in part.jobs.values() if job.ticked is not None), default=present)
-            while part.unjudged and part.unjudged[0][1] <= ticked:
-                part.done = part.unjudged.popleft()[0]
-            for name in [
-                name for name in part.jobs if name not in self.pipeline.jobs and not part.jobs[name].merge.waiting
-            ]:
-                if part.jobs[name].ticked is not None:  # quiet for a day, and forgotten
-                    del part.jobs[name]
+        await self._judging.judge(list(self.parts.values()))
         self._judged_at = now
-        await self._write_board()
-
-    async def _catch_up(self, job: Job, until: float) -> None:
-        """Judge a job up to this time, tick by tick."""
-        if job.ticked is None:
-            if (first := job.merge.first) is None or first > until:
-                return
-            job.ticked = floor(first)  # ticks come on a grid of whole seconds
-            self.pipeline.job(job.name, first)
-        outcome = Outcome()
-        step = max(1.0, (until - job.ticked) / MOST_STEPS)
-        while job.ticked + step <= until + 1e-6:
-            t = job.ticked = job.ticked + step
-            watched = self.pipeline.job(job.name, t)
-            if job.told:
-                outcome.merge(self._told_alone(job, t))
-            for batch in job.merge.due(t):
-                watched.heard = t
-                outcome.merge(self.pipeline.take(watched, batch))
-            events: list[Event] = []
-            for node, facts in job.merge.fell_silent(t + SETTLE):
-                log.info(
-                    "job %s: node %s %s", job.name, node.name, "has left" if node.left else "is not heard any more"
-                )
-                events += facts
-            events += [fact for node in job.merge.nodes.values() if (fact := self._gone(job, node, t)) is not None]
-            outcome.merge(self.pipeline.take(watched, [*events, Tick(t)]))
-        await self.handle(outcome)
-
-    def _gone(self, job: Job, node: Node, t: float) -> Fact | None:
-        """A node that is silent altogether, and missed: by the ranks elsewhere, or by training that stands for long."""
-        if not node.silent or node.left or node.gone or not node.ranks:
-            return None
-        state = self.pipeline.job(job.name).core.job
-        if state.moved_t is not None and state.moved_t > node.heard + max(2.0, 2 * (state.usual or 0.0)):
-            return None
-        missed = [
-            s.reported.t for r, s in state.ranks.items() if s.reported is not None and r >= 0 and r not in node.ranks
-        ]
-        patience = max(120.0, 10 * state.usual) if state.usual is not None and state.last_phase == "train" else None
-        busiest = state.busiest
-        if patience is None and busiest is not None:
-            patience = cadence.budget(cadence.Limits(), state.last_phase, busiest.rhythm)
-        stands = patience is not None and state.silence(t) >= patience
-        if not stands and not any(at >= node.heard - MISSED for at in missed):
-            return None
-        node.gone = True
-        text = (
-            f"node {node.name} has sent nothing for {t + SETTLE - node.heard:.0f} s: neither its ranks nor its denpexd"
-        )
-        return Fact(t, UNKNOWN_RANK, NODE_GONE, {"node": node.name}, f"hub {self.hub}", text=text)
+        await self.write_board()
 
     async def handle(self, outcome: Outcome) -> None:
         """As a daemon; who reads the stream later must know which stops are over."""
@@ -411,15 +194,14 @@ class HubDaemon(Daemon):
             self.board.note(change.verdict)
 
     async def _concluded(self, job: str, over: Fact) -> None:
-        message = Message(HUB, job, over.t)
-        row = Row(self.hub, 0, [[over]])
-        data = encode_message(message, [(row.start, row.number, lines(row.batches))])
+        data = encode_message(Message(HUB, job, over.t), [(self.hub, 0, lines([[over]]))])
         try:
             await self._broker.publish(subject(job), data, f"over-{self.hub}-{job}-{over.t:.3f}")
         except BrokerError as error:
             log.warning("that a stop of job %s is over could not be written: %s", job, error)
 
-    async def _write_board(self) -> None:
+    async def write_board(self) -> None:
+        """Bring the board up to date, as far as the broker lets us."""
         try:
             await self.board.write()
         except BrokerError as error:
@@ -452,34 +234,9 @@ class HubDaemon(Daemon):
             mine = [(job, want) for job, want in wants if partition(job) == number]
             word = Word(self.hub, self.leases.epochs.get(number, 0), told, mine)
             try:
-                await self._broker.say(word_of(number), encoded(word))
+                await self._broker.say(word_of(number), encode_word(word))
             except BrokerError as error:
                 log.debug("the nodes of partition %d were not told: %s", number, error)
-
-    # --- senders ----------------------------------------------------------------------------------------------------
-
-    async def may_tell(self, verdict: Verdict) -> None:
-        """Return when this message is ours to send, for certain; Withdrawn if it is not."""
-        if verdict.get("job") == "denpexd":
-            return  # a notice of this daemon about itself
-        part = partition(str(verdict.get("job")))
-        while part in self.parts and self.leases.has(part):
-            try:
-                await self.board.write(str(verdict.get("key")))
-                if await self.leases.confirm(part):
-                    return
-                break
-            except BrokerError:
-                await self.clock.sleep(1.0)
-        raise Withdrawn("another hub has this job")
-
-    async def told(self, delivery: Delivery) -> None:
-        """A sink has taken the message."""
-        last = self.store.sent(delivery.key).get(delivery.sink)
-        if last is None or last.revision != delivery.revision:  # a later one is on its way
-            last = after(delivery, self.board.last(delivery.key, delivery.sink), self.clock.wall())
-        self.board.sent(delivery.key, delivery.sink, last)
-        await self._write_board()
 
     # --- ledger.Beside ----------------------------------------------------------------------------------------------
 
@@ -501,7 +258,7 @@ class HubDaemon(Daemon):
     async def finish(self) -> None:
         """Leave the partitions to others; the jobs go on."""
         await self.deliverer.drain(2.0)
-        await self._write_board()
+        await self.write_board()
         for part in list(self.parts.values()):
             try:
                 await self._tell_done(part)
@@ -542,13 +299,3 @@ class HubDaemon(Daemon):
             "state": {"partitions": len(self.parts), "hubs": self.leases.hubs},
             "nodes": {state: len(names) for state, names in nodes.items()},
         }
-
-
-def _change(record: Record) -> Updated | Closed:
-    return Updated(record.verdict) if record.is_open else Closed(record.verdict)
-
-
-def _slot(verdict: Verdict, rules: Mapping[str, Any]) -> str:
-    """A job has one stop at a time, and one incident of each degradation."""
-    rule = rules.get(str(verdict["failure"]))
-    return "stop" if rule is None or rule.stops else str(verdict["failure"])
