@@ -85,9 +85,10 @@ def run(
     dry_run: bool,
     no_color: bool,
 ) -> None:
-    """Watch the logs in PATHS (folders, files, globs, templates like /logs/{job}/rank{rank}.log), or - for a stream.
+    """Watch the logs in PATHS, or - for a stream.
 
-    Without a configuration file reports go to the terminal; metrics, API and console page are on 127.0.0.1:9464.
+    PATHS are folders, files, globs, or templates like /logs/{job}/rank{rank}.log. Without a configuration file reports
+    go to the terminal; metrics, API and console page are on 127.0.0.1:9464.
     """
     from denpexd.watch import watch
 
@@ -112,9 +113,10 @@ def exec_(
     active: str | None,
     command: tuple[str, ...],
 ) -> None:
-    """Start COMMAND (torchrun, srun, mpirun, python) and watch what it prints; returns its exit code.
+    """Start COMMAND, watch what it prints, return its exit code.
 
-    Its output is passed through unchanged and at once, signals are forwarded. The job never waits for denpexd.
+    COMMAND is torchrun, srun, mpirun, python, ... Its output is passed through unchanged and at once, signals are
+    forwarded. The job never waits for denpexd.
     """
     from denpexd.execute import execute
 
@@ -128,9 +130,10 @@ def exec_(
 @click.option("--state-dir", type=EXISTING, help="Where unsent alerts are kept.")
 @click.option("--no-color", is_flag=True, help="Plain text on the terminal.")
 def hub(config: Path | None, port: int | None, state_dir: Path | None, no_color: bool) -> None:
-    """Judge jobs that span nodes: their denpexd run forward what they see over NATS (hub.url in the configuration).
+    """Judge jobs that span nodes.
 
-    Any number of hubs share the jobs; when one is gone, the others go on with its.
+    Their denpexd run forward what they see over NATS (hub.url in the configuration). Any number of hubs share the jobs;
+    when one is gone, the others go on with its.
     """
     from denpexd.watch import run_hub
 
@@ -144,9 +147,9 @@ def hub(config: Path | None, port: int | None, state_dir: Path | None, no_color:
 @PACKS
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_color: bool) -> None:
-    """Explain finished logs: files, folders, or - for pasted text on standard input.
+    """Explain finished logs: files, folders, or - for pasted text.
 
-    Much of it (32 MiB) is read with a bar on standard error, if that is a terminal.
+    - reads standard input. Much of it (32 MiB) is read with a bar on standard error, if that is a terminal.
 
     Exit code 0: nothing wrong found, 1: a failure found, 2: unusable input.
     """
@@ -180,7 +183,10 @@ def diagnose(paths: tuple[str, ...], form: str, packs: tuple[Path, ...], no_colo
 @click.option("--without", help="Leave out evidence that the cases hold: stacks, fr, exits (comma-separated).")
 @PACKS
 def replay(cases: tuple[Path, ...], form: str, without: str | None, packs: tuple[Path, ...]) -> None:
-    """Play recorded CASES (folders with timeline.jsonl and case.yaml, or bundles) in simulated time."""
+    """Play recorded CASES in simulated time.
+
+    Folders with timeline.jsonl and case.yaml, or bundles (denpexd bundle).
+    """
     from denpexd.errors import CaseError
     from denpexd.notify.redact import redact_verdict
     from denpexd.notify.render import report
@@ -238,7 +244,7 @@ def notify() -> None:
 @click.argument("sink", required=False, shell_complete=sinks)
 @CONFIG
 def notify_test(sink: str | None, config: Path | None) -> None:
-    """Send a test message through every configured sink, or through SINK only."""
+    """Send a test message through every sink, or only SINK."""
     import asyncio
 
     from denpexd.notify.sinks import send_test
@@ -254,7 +260,10 @@ def notify_test(sink: str | None, config: Path | None) -> None:
 @click.option("--state-dir", type=EXISTING, help="Where the daemon keeps its state.")
 @form("text", "json")
 def notify_dead(config: Path | None, state_dir: Path | None, form: str) -> None:
-    """List the messages that were given up, oldest first, and why; also while the daemon runs."""
+    """List the messages that were given up, and why.
+
+    Oldest first; also while the daemon runs.
+    """
     from denpexd.state import dead_letters
 
     rows = dead_letters(settings_of(config, flags_of(job=None, port=None, state_dir=state_dir, active=None)).state_dir)
@@ -274,7 +283,10 @@ def notify_dead(config: Path | None, state_dir: Path | None, form: str) -> None:
 @click.option("--speed", type=float, default=4.0, show_default=True, help="How much faster than recorded it is played.")
 @click.option("--keep", is_flag=True, help="Leave metrics and console running until Ctrl-C.")
 def demo(incident: str | None, listing: bool, speed: float, keep: bool) -> None:
-    """Play a recorded incident live into per-rank files and let the daemon explain it."""
+    """Play a recorded incident live and let the daemon explain it.
+
+    The logs are written into per-rank files of a temporary folder; no GPU is needed. INCIDENT is one of --list.
+    """
     import asyncio
 
     from denpexd.demo import catalogue as incidents

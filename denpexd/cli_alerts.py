@@ -45,9 +45,10 @@ def render(
     event: str,
     form: str,
 ) -> None:
-    """Show what every sink would get of an incident; nothing is sent.
+    """Show what every sink would get of an incident.
 
-    The incident is one that a daemon has kept (default: the newest), a case folder, or a bundle. Secrets are left out.
+    Nothing is sent. The incident is one that a daemon has kept (default: the newest), a case folder, or a bundle.
+    Secrets are left out.
     """
     from denpexd.bundles import verdicts
     from denpexd.notify.sinks import previews, sinks_to_look_at
@@ -90,9 +91,10 @@ def render(
 @_STATE
 @click.option("-o", "--output", type=EXISTING, help="File to write (default: standard output).")
 def report(what: str | None, config: Path | None, state_dir: Path | None, output: Path | None) -> None:
-    """Write a post-mortem of an incident as Markdown: impact, timeline, cause, fix, and what was not known.
+    """Write a post-mortem of an incident as Markdown.
 
-    The incident is one that a daemon has kept (default: the newest), a case folder, or a bundle.
+    Impact, timeline, cause, fix, and what was not known. The incident is one that a daemon has kept (default: the
+    newest), a case folder, or a bundle.
     """
     from denpexd.bundles import messages, verdicts
     from denpexd.notify.postmortem import postmortem

@@ -41,7 +41,9 @@ def client(config: Path | None, url: str | None, token_file: Path | None) -> "Cl
 @form("text", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def status(config: Path | None, url: str | None, token_file: Path | None, form: str, no_color: bool) -> None:
-    """What the running daemon knows: open incidents, jobs, destinations of alerts, its own health.
+    """Show what the running daemon knows, on one screen.
+
+    Open incidents, jobs and their ranks, destinations of alerts, its own health.
 
     Exit code 0: nothing is open and all is well, 1: an incident is open or something is wrong with the daemon,
     2: no daemon answers.
@@ -62,7 +64,7 @@ def status(config: Path | None, url: str | None, token_file: Path | None, form: 
 @asks_daemon
 @click.option("--every", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Seconds between looks.")
 def top(config: Path | None, url: str | None, token_file: Path | None, every: float) -> None:
-    """Jobs, their ranks and open incidents of the running daemon, live.
+    """Show jobs, ranks and incidents of the running daemon, live.
 
     Arrows and Tab move, Enter explains an incident, a takes it on, Space pauses, r looks at once, q quits. Needs the
     extra `top`.
@@ -110,7 +112,10 @@ def record(job: str | None, config: Path | None, url: str | None, token_file: Pa
 
 @click.group()
 def silence() -> None:
-    """Keep expected incidents quiet for a while; they are seen, shown and closed as always."""
+    """Keep expected incidents quiet for a while.
+
+    They are seen, shown and closed as always.
+    """
 
 
 @silence.command(name="add")
@@ -128,9 +133,10 @@ def silence_add(
     url: str | None,
     token_file: Path | None,
 ) -> None:
-    """Silence incidents that fit all MATCHERS: FIELD=VALUE[,VALUE...], with * and ?, ranks also as 0-7.
+    """Silence incidents that fit all MATCHERS.
 
-    Fields are job, failure, category, severity, domain, rank, node, key and tags.NAME.
+    A matcher is FIELD=VALUE[,VALUE...], with * and ?, ranks also as 0-7. Fields are job, failure, category, severity,
+    domain, rank, node, key and tags.NAME, as in: denpexd silence add node=gpu-17 failure=gpu-* --for 2h
     """
     body = {"match": match_of(matchers), "for": duration, "by": by, "comment": comment}
     with client(config, url, token_file) as daemon:
@@ -155,10 +161,16 @@ def silence_list(everything: bool, config: Path | None, url: str | None, token_f
 @click.argument("ids", nargs=-1, required=True)
 @asks_daemon
 def silence_expire(ids: tuple[str, ...], config: Path | None, url: str | None, token_file: Path | None) -> None:
-    """End silences now: what is open still and was kept quiet is told."""
+    """End silences now.
+
+    What is open still and was kept quiet is told. IDS as denpexd silence list shows them; the beginning of one is
+    enough.
+    """
+    from urllib.parse import quote
+
     with client(config, url, token_file) as daemon:
         for id_ in ids:
-            say(_silence_line(daemon.delete(f"silences/{id_}")))
+            say(_silence_line(daemon.delete(f"silences/{quote(id_, safe='')}")))
 
 
 @click.command()
@@ -170,16 +182,17 @@ def silence_expire(ids: tuple[str, ...], config: Path | None, url: str | None, t
 def ack(
     key: str, by: str, note: str, close: bool, config: Path | None, url: str | None, token_file: Path | None
 ) -> None:
-    """Take the incident KEY on: whoever was told of it is told so, and reminders stop.
+    """Take the incident KEY on, so that reminders stop.
 
-    Of an incident that is over only the note is kept.
+    Whoever was told of it is told so. KEY as denpexd status shows it; a beginning that no other has is enough. Of an
+    incident that is over only the note is kept.
     """
     from urllib.parse import quote
 
     with client(config, url, token_file) as daemon:
-        verdict = daemon.post(f"incidents/{quote(key)}/ack", {"by": by, "note": note, "close": close})
+        verdict = daemon.post(f"incidents/{quote(key, safe='')}/ack", {"by": by, "note": note, "close": close})
     said = verdict["acknowledged"]
-    text = f"{key} is {verdict['state']}, acknowledged" + (f" by {said['by']}" if said["by"] else "")
+    text = f"{verdict['key']} is {verdict['state']}, acknowledged" + (f" by {said['by']}" if said["by"] else "")
     say(text + (f": {said['note']}" if said["note"] else ""))
 
 
@@ -204,7 +217,10 @@ def history(
     token_file: Path | None,
     form: str,
 ) -> None:
-    """Incidents that the daemon remembers, last changed first: those with TEXT anywhere in them, or all."""
+    """List the incidents that the daemon remembers.
+
+    Those with TEXT anywhere in them, or all; last changed first.
+    """
     asked: dict[str, str | int] = {"q": text, "job": job, "failure": failure, "node": node, "limit": limit}
     with client(config, url, token_file) as daemon:
         found = daemon.get("fixes") if fixes else daemon.get("history", **{k: v for k, v in asked.items() if v})

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 @form("text", "markdown", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def explain(failure: tuple[str, ...], packs: tuple[Path, ...], form: str, no_color: bool) -> None:
-    """Print the encyclopedia entry of FAILURE (an id or an alias), or what a code of NVIDIA's driver means (xid 79).
+    """Print what is known of FAILURE, or of an Xid of the driver.
+
+    FAILURE is an id or an alias, or a code of NVIDIA's driver: denpexd explain xid 79.
 
     Exit code 2: there is no such failure.
     """
     import difflib
+    import shlex
 
     from denpexd.catalog.xids import asked_for, xid_json, xid_text
     from denpexd.encyclopedia import entry_json, entry_markdown, entry_text
@@ -36,8 +39,10 @@ def explain(failure: tuple[str, ...], packs: tuple[Path, ...], form: str, no_col
     rule = catalog.rules.get(catalog.aliases.get(name, name))
     if rule is None:
         near = difflib.get_close_matches(name, [*catalog.rules, *catalog.aliases], 3, 0.4)
-        hint = f"did you mean {', '.join(near)}?" if near else "see: denpexd rules list"
-        fail(f"no failure {name!r}; {hint}")
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        fail(
+            f"no failure {name!r}; {hint}denpexd search {shlex.quote(name)} looks for words, denpexd rules list has all"
+        )
     if form == "json":
         say_json(entry_json(rule))
     elif form == "markdown":
@@ -53,10 +58,11 @@ def explain(failure: tuple[str, ...], packs: tuple[Path, ...], form: str, no_col
 @form("text", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def search(text: tuple[str, ...], packs: tuple[Path, ...], limit: int, form: str, no_color: bool) -> None:
-    """Find failures by TEXT: words, or the text of an error, also of several lines; - reads standard input.
+    """Find failures by TEXT: words, or a pasted error.
 
-    Failures whose own signals match the text come first, then those that have words in common with it.
-    Exit code 0: found, 1: nothing found, 2: no text.
+    An error may have several lines; - reads standard input. Failures whose own signals match the text come first, then
+    those that carry all its words in their names, then those that have words in common with it. Exit code 0: found, 1:
+    nothing found, 2: no text.
     """
     from denpexd.notify.redact import redact
     from denpexd.scan.re2_engine import Re2Engine

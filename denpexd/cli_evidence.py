@@ -28,10 +28,11 @@ _HEAD = ("GROUP", "RANKS", "ENTERED", "DONE", "STANDS IN", "AT")
 )
 @click.option("--list", "listing", is_flag=True, help="Which incidents there are.")
 def bundle(key: str | None, config: Path | None, state_dir: Path | None, output: Path | None, listing: bool) -> None:
-    """Write everything that is known of incident KEY (default: the newest) into one archive.
+    """Write all that is known of an incident into one archive.
 
-    It holds the report, what the daemon saw, stacks, quoted log lines, versions and configuration, without secrets.
-    denpexd replay FILE gives the verdict again. Works beside a running daemon.
+    KEY as denpexd bundle --list shows it, or its beginning (default: the newest). The archive holds the report, what
+    the daemon saw, stacks, quoted log lines, versions and configuration, without secrets. denpexd replay FILE gives the
+    verdict again. Works beside a running daemon.
     """
     from denpexd.bundle import file_name
     from denpexd.bundles import choose, incidents, made
@@ -61,10 +62,10 @@ def bundle(key: str | None, config: Path | None, state_dir: Path | None, output:
 @click.option("--all", "everything", is_flag=True, help="Show the groups in which nobody waits, too.")
 @form("text", "json")
 def flight(folder: Path, world: int | None, everything: bool, form: str) -> None:
-    """Read the Flight Recorder dumps in DIR, one file a rank: who is behind, who is in another collective.
+    """Read Flight Recorder dumps: which rank the others wait for.
 
-    Pickle and JSON, NCCL and gloo, all versions. Damaged and missing dumps are named; where one of them could change
-    the answer, nobody is blamed.
+    DIR holds one file a rank: who is behind, who is in another collective. Pickle and JSON, NCCL and gloo, all
+    versions. Damaged and missing dumps are named; where one of them could change the answer, nobody is blamed.
 
     Exit code 0: no rank waits, 1: ranks wait for others, 2: no readable dump.
     """

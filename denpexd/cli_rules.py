@@ -43,7 +43,7 @@ def rules() -> None:
 @PACKS
 @form("text", "json")
 def list_(packs: tuple[Path, ...], form: str, tags: tuple[str, ...], **wanted: str | None) -> None:
-    """All failures that are known, or those that are asked for.
+    """List the failures that are known, or those asked for.
 
     Exit code 1: there is none of that kind.
     """
@@ -69,7 +69,9 @@ def list_(packs: tuple[Path, ...], form: str, tags: tuple[str, ...], **wanted: s
 @click.option("--category", default="crash", show_default=True, help="What kind of failure it is: its folder.")
 @click.option("--into", type=EXISTING, default=Path("rules"), show_default=True, help="Folder of rules to write to.")
 def new(rule_id: str, category: str, into: Path) -> None:
-    """Write a commented rule to begin with, which passes every check as it is.
+    """Write a commented rule to begin with.
+
+    It passes every check as it is.
 
     Exit code 2: the id is no id, or exists already.
     """
@@ -125,7 +127,9 @@ def check(folders: tuple[Path, ...], only_new: bool, clauses: str, workers: int 
 @WORKERS
 @form("text", "json")
 def test(which: tuple[str, ...], packs: tuple[Path, ...], clauses: str, workers: int | None, form: str) -> None:
-    """Check single rules, given as files or by their ids, among all shipped ones, in seconds.
+    """Check single rules, in seconds.
+
+    Given as files or by their ids, among all shipped ones.
 
     Exit code 0: all is well, 1: something is wrong, 2: there is no such rule.
     """
@@ -140,7 +144,9 @@ def test(which: tuple[str, ...], packs: tuple[Path, ...], clauses: str, workers:
 @PACKS
 @form("text", "json")
 def packs(packs: tuple[Path, ...], form: str) -> None:
-    """Where rules come from: shipped, from folders, from installed distributions; and every mistake in them.
+    """Show where rules come from, and every mistake in them.
+
+    Shipped ones, those of folders, and those of installed distributions.
 
     Exit code 0: no mistakes, 1: some files are left out.
     """
@@ -179,7 +185,9 @@ def schema(path: bool) -> None:
 @click.option("--check", is_flag=True, help="Write nothing; say what would be written.")
 @PACKS
 def docs(folder: Path, check: bool, packs: tuple[Path, ...]) -> None:
-    """Write the encyclopedia as Markdown into FOLDER: a page for each failure, indexes by category and by symptom.
+    """Write the encyclopedia as Markdown into FOLDER.
+
+    A page for each failure, indexes by category and by symptom.
 
     Exit code 0: written, or nothing to do, 1: with --check, something is out of date.
     """

@@ -38,9 +38,10 @@ def config() -> None:
 @click.option("--severity", type=click.Choice(["critical", "high", "medium", "low"]), help="With --route.")
 @click.option("--node", help="With --route: started on this node.")
 def config_check(config: Path | None, failure: str | None, job: str, severity: str | None, node: str | None) -> None:
-    """Say every mistake of the file and of the DENPEXD_* variables, with its place.
+    """Say every mistake of the configuration, with its place.
 
-    Also what routes and maintenance ask for that no rule has. Exit code 2 if there is a mistake.
+    Of the file and of the DENPEXD_* variables; also what routes and maintenance ask for that no rule has. Exit code 2
+    if there is a mistake.
     """
     from denpexd.clock import SystemClock
     from denpexd.notify.in_force import asks_of_rules, reached, unknown_values
@@ -118,10 +119,11 @@ def doctor(
     form: str,
     no_color: bool,
 ) -> None:
-    """Check whether a daemon on PATHS, or with this configuration, could do its work here; say how to mend the rest.
+    """Check whether a daemon could do its work here.
 
-    Limits of the kernel, file systems, rights, clock, disk, port, rules, and whether every destination answers.
-    Exit code 0: nothing to mend, 1: something will not work.
+    On PATHS, or with this configuration; and how to mend what is missing. Limits of the kernel, file systems, rights,
+    clock, disk, port, rules, and whether every destination answers. Exit code 0: nothing to mend, 1: something will not
+    work.
     """
     import asyncio
 
@@ -147,10 +149,11 @@ def doctor(
 @form("text", "json")
 @click.option("--no-color", is_flag=True, help="Plain text.")
 def discover(paths: tuple[str, ...], config: Path | None, job: str | None, form: str, no_color: bool) -> None:
-    """Show which file in PATHS, or in the paths of the configuration, is the log of which rank of which job, and why.
+    """Show which file is the log of which rank, and why.
 
-    By a template, its name, the launcher's folders, the process that writes it, or the prefixes of its lines. Below
-    that: which files are left out, and why. Exit code 0: logs were found, 1: none.
+    Of the files in PATHS, or in the paths of the configuration: by a template, its name, the launcher's folders, the
+    process that writes it, or the prefixes of its lines. Below that: which files are left out, and why. Exit code 0:
+    logs were found, 1: none.
     """
     from denpexd.errors import SettingsError
     from denpexd.watch import log_to_stderr
@@ -173,7 +176,9 @@ def discover(paths: tuple[str, ...], config: Path | None, job: str | None, form:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete commands, options, ids of failures, keys of incidents and names of sinks.
+    """Print what makes SHELL complete commands and names.
+
+    Options, ids of failures, keys of incidents and names of sinks, too.
 
     \b
       bash   denpexd completion bash > ~/.local/share/bash-completion/completions/denpexd
@@ -189,9 +194,10 @@ def completion(ctx: click.Context, shell: str) -> None:
 @click.argument("folder", metavar="DIR", type=EXISTING)
 @click.pass_context
 def man(ctx: click.Context, folder: Path) -> None:
-    """Write the manual pages into DIR, one a command: man DIR/denpexd-run.1 shows one.
+    """Write the manual pages into DIR, one a command.
 
-    The wheel brings them along, so that `man denpexd` works where share/man of the environment is searched.
+    man DIR/denpexd-run.1 shows one. The wheel brings them along, so that `man denpexd` works where share/man of the
+    environment is searched.
     """
     from denpexd.manual import pages
 

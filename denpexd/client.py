@@ -123,9 +123,10 @@ def client_of(settings: Settings, url: str | None = None, token_file: Path | Non
 
 
 def _reason(response: httpx.Response) -> str:
-    """The sentence in an error of the API, or the beginning of whatever else came."""
+    """The sentence in an error of the API or of the gate before it, or that it is none of denpexd."""
     try:
         said = response.json()["error"]
     except (ValueError, KeyError, TypeError):
-        said = response.text[:300]
-    return " ".join(str(said).split()) or response.reason_phrase
+        said = response.text[:300] if response.headers.get("content-type", "").startswith("text/plain") else ""
+    other = f"{response.reason_phrase}, not as denpexd does: is another program there? --url http://HOST:PORT"
+    return " ".join(str(said).split()) or other

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,7 @@ from denpexd.core.events import Closed, Output
 from denpexd.daemon import Daemon
 from denpexd.errors import RequestError
 from denpexd.notify.book import MOST_SILENCES, Acknowledgement, Silence
+from denpexd.notify.in_force import unknown_in
 from denpexd.notify.policy import revision_of
 from denpexd.notify.redact import redact
 from denpexd.pipeline import Outcome
@@ -79,6 +80,8 @@ class Handling:
     async def add_silence(self, body: Body) -> dict[str, object]:
         """Make a silence: `match`, `for` or `ends_t`, and perhaps `starts_t`, `by`, `comment`."""
         asked, now = _read(_Silence, body), self._daemon.clock.wall()
+        if wrong := unknown_in(asked.match, self._daemon.rules.packs.catalog):
+            raise RequestError(400, "; ".join(wrong))
         if (asked.duration is None) == (asked.ends_t is None):
             raise RequestError(400, 'give either "for", such as "2h", or "ends_t" in Unix seconds')
         starts = now if asked.starts_t is None else asked.starts_t
@@ -97,19 +100,20 @@ class Handling:
         return silence.plain(now)
 
     async def expire_silence(self, id_: str) -> dict[str, object]:
-        """End a silence now; harmless if it has ended."""
+        """End a silence now, named by its id or the beginning of it; harmless if it has ended."""
         book, now = self._daemon.ledger.book, self._daemon.clock.wall()
-        if (silence := book.silences.get(id_)) is None:
-            raise RequestError(404, "no silence has this id; /api/v1/silences lists them")
-        ended = book.expire(silence, now)
+        ended = book.expire(book.silences[_only(id_, book.silences, "silence", "denpexd silence list --all")], now)
         await self._daemon.ledger.commit()
         return ended.plain(now)
 
     async def acknowledge(self, key: str, body: Body) -> dict[str, object]:
-        """Somebody has taken an incident on: `by`, `note`; with `close` it is over. The verdict as it is then."""
+        """Somebody has taken an incident on: `by`, `note`; with `close` it is over. The verdict as it is then.
+
+        `key`: whole, or a beginning that no other has.
+        """
         asked, ledger = _read(_Ack, body), self._daemon.ledger
-        if (verdict := ledger.incidents.get(key)) is None:
-            raise RequestError(404, "no incident has this key; /api/v1/incidents lists those that are kept")
+        key = _only(key, ledger.incidents, "incident", "denpexd status")
+        verdict = ledger.incidents[key]
         closed = verdict["state"] == "closed"
         if closed and not asked.note:
             raise RequestError(409, "the incident is over already; a note is all that can be added")
@@ -187,6 +191,17 @@ def _place(cursor: str | None) -> tuple[float, str]:
         return float(at if colon else "wrong"), key
     except ValueError:
         raise RequestError(400, "this is no cursor of ours; take `next` of the page before as it is") from None
+
+
+def _only(begin: str, known: Iterable[str], what: str, lister: str) -> str:
+    """The name that this is, or the only one that begins so."""
+    found = [name for name in known if name.startswith(begin)]
+    if begin in found or len(found) == 1:
+        return begin if begin in found else found[0]
+    if not found:
+        raise RequestError(404, f"no {what} has the key {begin[:80]} or one that begins so; {lister} shows them")
+    some = ", ".join(sorted(found)[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    raise RequestError(409, f"{len(found)} {what}s have a key that begins with {begin[:80]}: {some}")
 
 
 def _read(model: type[Any], body: Body) -> Any:

@@ -5,7 +5,8 @@ The same looks as the daemon's: names and templates (ingest.discover), the proce
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from denpexd.notify.text import one_line, rank_words
 from denpexd.scan.prefixes import PrefixReader
 from denpexd.settings import Settings
 from denpexd.terminal import table
-from denpexd.web.page import byte_size
+from denpexd.web.page import byte_size, plural
 
 _SAMPLE = 64 << 10  # bytes at either end of a file that are looked at
 _MOST_READ = 500  # files of which the lines are looked at
@@ -133,12 +134,15 @@ def as_text(found: Discovered, *, color: bool, width: int) -> str:
     jobs: dict[str, list[Whose]] = {}
     for each in found.files:
         jobs.setdefault(each.job, []).append(each)
+    # What is wrong with many files is said once, below them.
+    told = Counter(each.why for each in found.files if any(said.startswith(f"{each.why}: ") for said in found.said))
     for job, files in jobs.items():
-        _job(page, job, files)
+        _job(page, job, files, told)
     if not jobs:
         page.lines.append(page.paint("no log file was found", "high"))
     for said in found.said:
-        page.text(f"▲ {said}", "", "  ", style="medium")
+        number = next((count for why, count in told.items() if said.startswith(f"{why}: ")), 0)
+        page.text(f"▲ {said}" + (f" ({plural(number, 'file')})" if number else ""), "", "  ", style="medium")
     if found.left_out:
         page.head(f"Left out: {len(found.left_out)}")
         rows = [(one_line(path), why) for path, why in sorted(found.left_out.items())]
@@ -146,7 +150,7 @@ def as_text(found: Discovered, *, color: bool, width: int) -> str:
     return "\n".join(page.lines).lstrip("\n")
 
 
-def _job(page: Page, job: str, files: Sequence[Whose]) -> None:
+def _job(page: Page, job: str, files: Sequence[Whose], told: Container[str]) -> None:
     ranks = sorted({each.rank for each in files} - {UNKNOWN_RANK})
     known = f"ranks {ranks_text(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]}" if ranks else "no rank by name"
     page.lines.append("")
@@ -163,7 +167,7 @@ def _job(page: Page, job: str, files: Sequence[Whose]) -> None:
             one_line(os.path.relpath(each.path, root)),
             "?" if each.rank == UNKNOWN_RANK else str(each.rank),
             byte_size(each.size),
-            each.why,
+            "in doubt, see below" if each.why in told else each.why,
         )
         for each in sorted(files, key=lambda one: (one.rank, one.path))
     ]

@@ -21,6 +21,7 @@ MAX_TEXT = 2000
 MAX_PLACES = 3
 _SAME_MEANING = 4  # quotes that mean the same
 _SHOWN = 8  # ranks in a command
+_TELLING = 20  # characters that do not stand in another line by chance
 _LONG = 300  # what one quote means, in characters
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _SEVERAL = re.compile(r"\b([Rr])ank (\d+(?:[-,]\d+)+)")
@@ -206,20 +207,31 @@ def _process(c: Candidate, job: JobState, text: str) -> str:
 def _chosen(evidence: Sequence[Evidence]) -> list[Evidence]:
     """A few quotes, initiators' first: every distinct text of a rank once, with what it means. At most MAX_EVIDENCE."""
     per_meaning: dict[str, int] = {}
-    chosen: dict[tuple[int, str], Evidence] = {}
+    chosen: list[Evidence] = []
     for e in evidence:
-        place = (e.rank, e.text[:80])
-        same = chosen.get(place)
-        if per_meaning.get(e.means, 0) >= _SAME_MEANING or (
-            same and (e.means in same.means or len(same.means) > _LONG)
-        ):
+        if per_meaning.get(e.means, 0) >= _SAME_MEANING:
             continue
-        per_meaning[e.means] = per_meaning.get(e.means, 0) + 1
-        if same is None or e.means.startswith(same.means):  # it says the same and more
-            chosen[place] = e
+        at = next((at for at, known in enumerate(chosen) if _same_line(known, e)), None)
+        if at is None:
+            chosen.append(e)
         else:
-            chosen[place] = same.saying(f"{same.means}; {e.means}")
-    return list(chosen.values())[:MAX_EVIDENCE]
+            same = chosen[at]
+            if same.text in e.text and e.text != same.text:
+                same = chosen[at] = e.saying(same.means)
+            if e.means in same.means or len(same.means) > _LONG:
+                continue
+            # It says the same and more.
+            chosen[at] = e if e.means.startswith(same.means) else same.saying(f"{same.means}; {e.means}")
+        per_meaning[e.means] = per_meaning.get(e.means, 0) + 1
+    return chosen[:MAX_EVIDENCE]
+
+
+def _same_line(a: Evidence, b: Evidence) -> bool:
+    """Or an exception and the lines that tell of it, which have more of its text or less."""
+    if a.rank != b.rank:
+        return False
+    short, long = sorted((a.text, b.text), key=len)
+    return a.text[:80] == b.text[:80] or (a.source == b.source and len(short) >= _TELLING and short in long)
 
 
 def _quote(e: Evidence) -> dict[str, object]:

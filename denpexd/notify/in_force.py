@@ -82,6 +82,11 @@ def reached(settings: Settings, verdict: Verdict, now: float) -> list[tuple[str,
 
 def unknown_values(settings: Settings, catalog: Catalog) -> list[str]:
     """What routes and maintenance ask for that no rule has, such as a misspelt category; a sentence each."""
+    return [f"{where}: {wrong}" for where, match in _matches(settings) for wrong in unknown_in(match, catalog)]
+
+
+def unknown_in(match: Match, catalog: Catalog) -> list[str]:
+    """What it asks for that no rule has; a sentence each."""
     rules = catalog.rules.values()
     known = {
         "failure": {name for rule in rules for name in (rule.id, *rule.entry.aliases)},
@@ -89,8 +94,7 @@ def unknown_values(settings: Settings, catalog: Catalog) -> list[str]:
         "domain": {rule.entry.domain for rule in rules},
     }
     return [
-        f"{where}: no rule has {field} {glob}{nearest(glob, sorted(names))}"
-        for where, match in _matches(settings)
+        f"no rule has {field} {glob}{nearest(glob, sorted(names))}"
         for field, names in known.items()
         for glob in getattr(match, field) or ()
         if not any(fits(name, [glob]) for name in names)

@@ -15,6 +15,7 @@ from denpexd.notify.text import (
     cut,
     cut_chars,
     excerpt,
+    explain_command,
     items,
     moment,
     one_line,
@@ -56,8 +57,8 @@ class Links:
         if self.console:
             path = quote(one_line(names["key"]), safe="/")
             found.append(("console", f"{self.console.rstrip('/')}/incidents/{path}"))
-        if self.runbooks and (failure := one_line(names["failure"])) and not failure.startswith("denpexd-"):
-            found.append(("runbook", runbook_url(self.runbooks, quote(failure, safe=""))))
+        if self.runbooks and explain_command(names["failure"]):
+            found.append(("runbook", runbook_url(self.runbooks, quote(one_line(names["failure"]), safe=""))))
         for name, url in self.more.items():
             for place, value in names.items():
                 url = url.replace(f"{{{place}}}", quote(one_line(value), safe=""))
@@ -232,7 +233,7 @@ def text(told: Message, limit: int) -> tuple[str, str]:
     else:
         parts.append("\n".join(f"{name}: {value}" for name, value in told.facts if name in ("idle so far",)))
     links = [f"{name}: {url}" for name, url in told.links]
-    tail = f"denpexd explain {told.failure}  |  incident {told.key}"
+    tail = "  |  ".join(filter(None, (explain_command(told.failure), f"incident {told.key}")))
     body = [unmentioned(part) for part in parts if part]
     return cut_chars(unmentioned(title), TITLE), _fit(body, unmentioned("\n".join([*links, tail])), limit)
 

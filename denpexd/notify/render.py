@@ -16,6 +16,7 @@ from denpexd.notify.text import (
     cut,
     cut_chars,
     excerpt,
+    explain_command,
     items,
     moment,
     one_line,
@@ -267,7 +268,10 @@ def _remedy(verdict: Verdict, page: Page) -> None:
 
 
 def _links(verdict: Verdict, page: Page) -> None:
-    page.head("More")
-    page.command(f"denpexd explain {one_line(verdict.get('failure'))}", "  ")
     references = verdict.get("references")
-    page.lines += [f"  {one_line(url)}" for url in references] if isinstance(references, list | tuple) else []
+    urls = [one_line(url) for url in references] if isinstance(references, list | tuple) else []
+    explain = explain_command(verdict.get("failure"))
+    if urls or explain:
+        page.head("More")
+    page.command(explain, "  ")
+    page.lines += [f"  {url}" for url in urls]

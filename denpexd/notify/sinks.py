@@ -113,7 +113,6 @@ def sample(now: float) -> dict[str, object]:
         summary="Test message of denpexd: nothing is wrong.",
         root_cause="denpexd notify test was run.",
         remediation=[{"do": "Nothing.", "risk": "read-only"}],
-        verification="you read this",
     )
 
 

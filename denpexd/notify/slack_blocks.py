@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import unescape
 
 from denpexd.notify.message import Message, Quote, Step
-from denpexd.notify.text import cut_chars, one_line, rank_words, ranks, unmentioned
+from denpexd.notify.text import cut_chars, explain_command, one_line, rank_words, ranks, unmentioned
 
 HEADER, SECTION, FIELDS, FALLBACK = 150, 3000, 10, 1000
 # Of all blocks together Slack takes, undocumented, some 11,000 characters; this is what the parts may have of it.
@@ -172,7 +172,8 @@ def _foot(told: Message) -> Block:
         if len(link) <= room:
             shown.append(link)
             room -= len(link)
-    tail = f"`denpexd explain {mrkdwn(told.failure, 200)}`  ·  incident {mrkdwn(told.key, 300)}"
+    explain = mrkdwn(explain_command(told.failure), 220)
+    tail = "  ·  ".join([f"`{explain}`"] * bool(explain) + [f"incident {mrkdwn(told.key, 300)}"])
     lines = ["  ·  ".join(shown), tail] if shown else [tail]
     return {"type": "context", "elements": [_text("\n".join(lines))]}
 

@@ -92,7 +92,7 @@ def digest(reason: str, sink: str, held: Sequence[Verdict], now: float) -> dict[
         quick_answer=f"{why} These {len(held)}, {ended} of them over by now: {listed}.",
         root_cause=cause,
         incidents=[str(v["key"]) for v in held],
-        remediation=[{"do": "Look at them in the console or in /api/v1/incidents.", "risk": "read-only"}],
+        remediation=[{"do": "Look at them in the console or with `denpexd history`.", "risk": "read-only"}],
     )
 
 

@@ -120,6 +120,12 @@ def moment(t: object) -> str:
     return iso(t)[:19].replace("T", " ") + " UTC" if t >= UNIX_SINCE else f"{t:g} s"
 
 
+def explain_command(failure: object) -> str:
+    """The command that explains a failure; empty for what denpexd tells of itself."""
+    name = one_line(failure)
+    return "" if not name or name.startswith("denpexd-") else f"denpexd explain {name}"
+
+
 def ranks(verdict: Mapping[str, object], name: str) -> list[int]:
     """A list of ranks in a verdict; empty where it has none."""
     value = verdict.get(name)

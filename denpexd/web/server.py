@@ -109,7 +109,7 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def _why(host: str, port: int, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; set web.port or DENPEXD_WEB__PORT"
+        return f"port {port} on {host} is in use; choose another (--port, web.port, DENPEXD_WEB__PORT; 0: any)"
     if error.errno == errno.EACCES:
         return f"port {port} on {host} needs rights that denpexd does not have; set web.port to one above 1023"
     return f"cannot listen on {host}, port {port} ({error.strerror}); set web.host to an address of this machine"

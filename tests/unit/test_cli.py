@@ -151,7 +151,7 @@ def test_explain_suggests_what_was_probably_meant() -> None:
     result = call("explain", "rank-oom-kiled")
     assert result.exit_code == 2
     assert "did you mean rank-oom-killed" in result.stderr
-    assert "see: denpexd rules list" in call("explain", "zzzzzzzz").stderr
+    assert "denpexd search zzzzzzzz looks for words" in call("explain", "zzzzzzzz").stderr
 
 
 def test_a_code_of_the_driver_needs_no_quotes() -> None:
@@ -293,3 +293,11 @@ def test_the_installed_command_answers() -> None:
         [sys.executable, "-m", "denpexd", "--version"], capture_output=True, text=True, check=True, timeout=30
     )
     assert done.stdout == f"denpexd, version {__version__}\n"
+
+
+@pytest.mark.parametrize("group", [[], ["silence"], ["notify"], ["config"], ["rules"]])
+def test_what_a_command_does_fits_a_line_of_80_columns(group: list[str]) -> None:
+    page = CliRunner().invoke(main, [*group, "--help"], env={"COLUMNS": "80"}).output
+    listed = page.partition("Commands:\n")[2].splitlines()
+    assert len(listed) > 1
+    assert [line for line in listed if line.endswith("...") or len(line) > 80 or not line.strip()] == []

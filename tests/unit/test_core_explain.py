@@ -142,6 +142,15 @@ def test_a_line_that_means_several_things_is_quoted_once(job: JobState) -> None:
     ]
 
 
+def test_an_exception_and_the_line_that_tells_of_it_are_quoted_once_with_the_longer_text(job: JobState) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    for texts in ((line, line[24:]), (line[24:], line)):
+        both = [evidence(text=text, means=f"it means {text[:5]}") for text in texts]
+        (quoted,) = told(found("bad-file", *both), job)["evidence"]
+        assert quoted["text"] == line
+        assert quoted["means"] == f"it means {texts[0][:5]}; it means {texts[1][:5]}"
+
+
 def test_the_number_and_length_of_quotes_are_bounded(job: JobState) -> None:
     many = [evidence(text=f"{n}" + "x" * 9999, means=f"it means {n}") for n in range(40)]
     quoted = told(found("bad-file", *many), job)["evidence"]

@@ -172,6 +172,9 @@ class TestSilences:
             ({"match": {"job": "x"}, "for": "800d"}, 400, "for: input should be less"),
             ({"match": {"rank": "x"}, "for": "1h"}, 400, "is no rank"),
             ({"match": {"severity": "urgent"}, "for": "1h"}, 400, "severity"),
+            ({"match": {"failure": "stuk"}, "for": "1h"}, 400, "no rule has failure stuk; did you mean stuck?"),
+            ({"match": {"failure": ["stuck", "nope-*"]}, "for": "1h"}, 400, "no rule has failure nope-*"),
+            ({"match": {"category": "hangs"}, "for": "1h"}, 400, "no rule has category hangs; did you mean hang?"),
             ({"match": {"job": "x"}, "for": "1h", "by": "x" * 201}, 400, "by: string should have at most 200"),
             ([], 400, "must be a JSON object"),
         ],
@@ -248,7 +251,7 @@ class TestAcknowledge:
     async def test_what_is_not_there_is_said(self, tmp_path: Path, clock: ManualClock) -> None:
         async with started(tmp_path, clock) as site:
             answer = await site.client.post("/api/v1/incidents/nope/ack")
-            assert (answer.status_code, "no incident has this key" in answer.json()["error"]) == (404, True)
+            assert (answer.status_code, "no incident has the key nope" in answer.json()["error"]) == (404, True)
             odd = await site.client.post("/api/v1/incidents/k/ack", json={"bye": "x"})
             assert "unknown field bye; there are by, close, note" in odd.json()["error"]
 
@@ -267,33 +270,36 @@ class TestCommandLine:
     """The verbs, against the API of the daemon in this process."""
 
     @pytest.fixture
-    async def run(self, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    async def site(self, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Site]:
         async with started(tmp_path, clock) as site:
             await site.say(Opened)
+            yield site
 
-            def transport(request: httpx.Request) -> httpx.Response:
-                # The client is synchronous, so it runs in a thread of its own; the daemon answers in this loop.
-                future = asyncio.run_coroutine_threadsafe(
-                    site.client.request(
-                        request.method,
-                        request.url.raw_path.decode(),
-                        content=request.read(),
-                        headers=dict(request.headers),
-                    ),
-                    loop,
-                )
-                got = future.result(10)
-                return httpx.Response(got.status_code, content=got.content, headers=got.headers)
+    @pytest.fixture
+    async def run(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> Any:
+        def transport(request: httpx.Request) -> httpx.Response:
+            # The client is synchronous, so it runs in a thread of its own; the daemon answers in this loop.
+            future = asyncio.run_coroutine_threadsafe(
+                site.client.request(
+                    request.method,
+                    request.url.raw_path.decode(),
+                    content=request.read(),
+                    headers=dict(request.headers),
+                ),
+                loop,
+            )
+            got = future.result(10)
+            return httpx.Response(got.status_code, content=got.content, headers=got.headers)
 
-            loop = asyncio.get_running_loop()
-            over = httpx.MockTransport(transport)
-            monkeypatch.setattr("denpexd.client.client_of", lambda *_: Client("http://localhost", transport=over))
+        loop = asyncio.get_running_loop()
+        over = httpx.MockTransport(transport)
+        monkeypatch.setattr("denpexd.client.client_of", lambda *_: Client("http://localhost", transport=over))
 
-            async def call(*words: str) -> tuple[int, str]:
-                result = await asyncio.to_thread(CliRunner().invoke, main, list(words))
-                return result.exit_code, result.output
+        async def call(*words: str) -> tuple[int, str]:
+            result = await asyncio.to_thread(CliRunner().invoke, main, list(words))
+            return result.exit_code, result.output
 
-            yield call
+        return call
 
     async def test_a_silence_is_added_listed_and_expired(self, run: Any) -> None:
         code, said = await run(
@@ -307,6 +313,21 @@ class TestCommandLine:
         assert "expired" in (await run("silence", "expire", said.split()[0]))[1]
         assert "nothing is silenced" in (await run("silence", "list"))[1]
         assert "expired" in (await run("silence", "list", "--all"))[1]
+
+    async def test_the_beginning_of_a_key_is_enough_where_no_other_begins_so(self, run: Any, site: Site) -> None:
+        await site.say(Opened, key="llama-a0-1-1a2b3c")
+        await site.say(Opened, key="llama-a0-2-99")
+        code, said = await run("ack", "llama-a0-1", "--by", "anna")
+        assert (code, said) == (0, "llama-a0-1-1a2b3c is open, acknowledged by anna\n")
+        code, said = await run("ack", "llama")
+        assert (code, "llama-a0-1-1a2b3c, llama-a0-2-99" in said) == (2, True)
+        code, said = await run("ack", "x/y ?")
+        assert (code, "denpexd status" in said, "/api" in said) == (2, True, False)
+        ids = [(await run("silence", "add", f"job={n}", "--for", "2h"))[1].split()[0] for n in range(2)]
+        same = next(n for n in range(9) if ids[0][:n] != ids[1][:n])
+        assert "expired" in (await run("silence", "expire", ids[0][:same]))[1]
+        code, said = await run("silence", "expire", "nope")
+        assert (code, "denpexd silence list --all" in said) == (2, True)
 
     async def test_mistakes_are_one_line_and_exit_code_2(self, run: Any) -> None:
         for words in (

@@ -1,5 +1,6 @@
 """The alert as people see it: the answer first, nothing hostile passes, nothing runs over the edge."""
 
+import json
 import re
 from typing import Any
 
@@ -8,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.notify.markdown import markdown
-from denpexd.notify.message import summary_text
+from denpexd.notify.message import Links, message, summary_text
+from denpexd.notify.message import text as body_of
 from denpexd.notify.render import report
+from denpexd.notify.sinks import sample
+from denpexd.notify.slack_blocks import blocks
 from denpexd.notify.text import cells, cut, excerpt, rank_list, rank_words
 
 VERDICT: dict[str, Any] = {
@@ -216,3 +220,18 @@ def test_where_the_ranks_stand_is_told_by_groups_in_the_report_and_in_markdown()
     assert "  ranks 1-3  barrier (c10d.py:4), stopped" in said
     assert "| ranks 1-3 | barrier (c10d.py:4), stopped |" in markdown({"stacks": stacks}).replace("\\", "")
     assert "stand" not in report({"stacks": []}, color=False, width=100)
+
+
+@pytest.mark.parametrize("failure", ["denpexd-test", "denpexd-storm"])
+def test_what_denpexd_tells_of_itself_names_no_command_that_would_know_nothing(failure: str) -> None:
+    verdict = sample(1_760_000_000.0) | {"failure": failure}
+    told = message(verdict, Links(runbooks="https://runbooks.example/{failure}"))
+    shown = [
+        body_of(told, 5000)[1],
+        report(verdict, color=False, width=80),
+        json.dumps(blocks(told), ensure_ascii=False),
+    ]
+    for one in shown:
+        assert "denpexd explain" not in one
+        assert "runbooks.example" not in one
+        assert str(verdict["key"]) in one

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 from stand import Stand
@@ -203,6 +204,18 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
     assert result.exit_code == 2
     assert "no daemon answers at http://127.0.0.1:1" in result.stderr
     assert "denpexd run" in result.stderr
+
+
+def test_another_program_on_the_port_is_told_from_a_daemon() -> None:
+    page = httpx.Response(404, text="<html>no such page</html>", headers={"content-type": "text/html"})
+    with (
+        pytest.raises(
+            DaemonError, match="answers 404: Not Found, not as denpexd does: is another program there"
+        ) as told,
+        Client("http://127.0.0.1:9464", transport=httpx.MockTransport(lambda _: page)) as client,
+    ):
+        client.get("jobs")
+    assert "<html>" not in str(told.value)
 
 
 def test_a_daemon_that_wants_a_token_is_asked_with_the_one_of_its_configuration(tmp_path: Path) -> None:

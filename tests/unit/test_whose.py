@@ -168,3 +168,11 @@ def test_of_many_files_the_screen_shows_some_and_says_how_many_more() -> None:
     text = as_text(Discovered(files, {}, []), color=False, width=80)
     assert "ranks 0-63" in text
     assert "and 24 more: --format json" in text
+
+
+def test_ranks_that_are_claimed_twice_are_told_once_with_the_number_of_files(tmp_path: Path) -> None:
+    for run in ("one", "two"):
+        write(tmp_path, **{f"{run}__rank{rank}_log": "x\n" for rank in range(3)})
+    page = as_text(look(Settings(paths=[str(tmp_path)])), color=False, width=400)
+    assert page.count("is claimed in") == 1
+    assert "or use {job}/{rank} (6 files)" in page
