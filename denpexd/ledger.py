@@ -5,6 +5,7 @@ after its end goes on under the key it had.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -217,7 +218,7 @@ class Ledger:
             beside = None if self._beside is None else self._beside.cut()
             if not (positions or batch or more or beside is not None):
                 return
-            try:
+            with contextlib.suppress(StateError):  # the store has said so, and goes on in memory
                 await asyncio.to_thread(
                     self._store.commit,
                     positions=positions,
@@ -227,8 +228,6 @@ class Ledger:
                     more=more,
                     **({"beside": beside} if beside is not None else {}),
                 )
-            except StateError as error:
-                log.error("%s", error)
             if self._beside is not None:
                 self._beside.written()
             if not self._pending.deliveries:

@@ -1,11 +1,13 @@
 """apprise: Slack, PagerDuty, mail and about 170 further services behind one URL.
 
 apprise says only whether it worked, so a failure is tried again a few times and then given up. It is imported on
-first use, in the worker thread that also sends: the import takes 0.1 s, the services block.
+first use, in the thread that also sends: the import takes 0.1 s, the services block.
 """
 
 import asyncio
 import logging
+import threading
+from concurrent.futures import Future
 from typing import Any
 from urllib.parse import quote
 
@@ -18,20 +20,43 @@ from denpexd.settings_sinks import AppriseSink as AppriseOptions
 from denpexd.settings_sources import read_secret
 
 BODY_LIMIT = 3500
+LIMIT = 30.0  # seconds for a message: apprise limits each read only, and a receiver can answer a byte at a time
 _TYPES = {"critical": "failure", "high": "failure", "medium": "warning", "low": "info"}
 
 
 class AppriseSink:
     """Sends title and plain text to one apprise URL; `{key}` in the URL becomes the key of the incident."""
 
-    def __init__(self, name: str, options: AppriseOptions, links: Links | None = None) -> None:
-        self.name = name
+    def __init__(self, name: str, options: AppriseOptions, links: Links | None = None, *, limit: float = LIMIT) -> None:
+        self.name, self._limit = name, limit
         self.max_attempts: int | None = options.attempts
+        self._sending: Future[None] | None = None
         self._options, self._links, self._template = options, links, Template(options.template)
 
     async def send(self, row: Row) -> None:
         """Send; DeliveryError without details, apprise keeps them to itself."""
-        await asyncio.to_thread(self._notify, self._url(row), row)
+        url = self._url(row)
+        if self._sending is not None and not self._sending.done():
+            raise DeliveryError("the service still holds the message before this one", retryable=True)
+        sending = self._sending = Future[None]()
+        sending.set_running_or_notify_cancel()
+        # Not one of the threads that all share: whoever hangs here would keep the state from being written. And a
+        # daemon, so that it does not hold up the end either.
+        work = (sending, url, row)
+        threading.Thread(target=self._work, args=work, name=f"denpexd-sink-{self.name}", daemon=True).start()
+        try:
+            async with asyncio.timeout(self._limit):
+                await asyncio.wrap_future(sending)
+        except TimeoutError:
+            raise DeliveryError(f"no end within {self._limit:g} s", retryable=True) from None
+
+    def _work(self, sending: Future[None], url: str, row: Row) -> None:
+        try:
+            self._notify(url, row)
+        except BaseException as error:
+            sending.set_exception(error)
+        else:
+            sending.set_result(None)
 
     def preview(self, row: Row) -> object:
         """Title and body, as long as the service takes them."""

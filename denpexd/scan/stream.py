@@ -49,6 +49,7 @@ class Stream:
         self._blocks = OpenBlocks(self._launcher)
         self._carry, self._carry_offset, self._next = b"", 0, -1
         self._in_line = self._after_return = False  # where the last chunk ended
+        self._cut = False  # the middle of the carried segment is gone, and counted
         self._head: Line | None = None  # of the physical line that a carriage return has left unfinished
         self._seen: dict[str, dict[str, str]] = {}  # hits of the carried segment, told before it was whole
         self._taken = 0  # bytes of the carried segment that blocks and launcher have had
@@ -95,6 +96,9 @@ class Stream:
             self._after_return = buffer[cut - 1 : cut] == b"\r"
             start = offset + cut - join
         self._carry, self._carry_offset = abridged(buffer[cut:], self._max_line), start
+        too_long = len(self._carry) > self._max_line
+        self.truncated_lines += too_long and (bool(cut) or not self._cut)
+        self._cut = too_long
         if self._carry and self._in_line:  # a progress bar is written behind its carriage return, often for an epoch
             self._partial(progress_only=True)
         return before + self._activity(size, buffer) + self._end()
@@ -116,7 +120,7 @@ class Stream:
             self._partial(progress_only=False)
         self._emit(self._blocks.end() + self._launcher.idle(t, end=True))
         self._carry, self._head, self._in_line, self._after_return, self._back = b"", None, False, False, b""
-        self._seen, self._taken, self._next = {}, 0, -1
+        self._seen, self._taken, self._next, self._cut = {}, 0, -1, False
         return self._end()
 
     def _begin(self, t: float, history: bool) -> None:
@@ -213,7 +217,7 @@ class Stream:
         """
         raw, self._at = chunk.data[start:end], chunk.where(start)
         if len(raw) > self._max_line:
-            self.truncated_lines += not partial
+            self.truncated_lines += not (partial or (self._cut and start == 0))
             raw = shorten(raw, self._max_line)
         lines: list[Line] = []
         for part in raw.split(b"\r"):

@@ -5,6 +5,7 @@ The numbers are those of docs/reliability.md.
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -230,15 +231,21 @@ def test_its_own_output_in_the_watched_folder_feeds_no_loop(stories: Any) -> Non
 class Lost:
     told: dict[str, int]
     errors: float
+    long: float
     alive: bool
-    said: int
+    log: str
 
 
 def state_lost(place: Any) -> Lost:
-    """Somebody removes the state folder under a daemon at work."""
+    """Somebody removes the state folder under a daemon at work, which may have 1 GiB of addresses, of which it usually
+    asks for more, and meets a line of 100 MB.
+    """
     sink = place.sink()
     run = watched(place, [{"type": "webhook", "url": sink.url}])
-    run.start()
+    run.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)))
+    with (run.logs / "first" / "rank1.log").open("ab") as file:
+        for _ in range(100):
+            file.write(b"x" * 1_000_000)
     run.train("first", error=True)
     sink.wait(60)
     shutil.rmtree(place.folder / "denpexd.state")
@@ -246,9 +253,9 @@ def state_lost(place: Any) -> Lost:
     time.sleep(6.0)
     run.train("second", error=True)
     until(lambda: len(sink.keys) == 2, 60, "the second job's alert")
-    errors = run.metric("denpexd_state_write_errors_total")
+    errors, long = run.metric("denpexd_state_write_errors_total"), run.metric("denpexd_lines_truncated_total")
     told = {str(a.verdict["job"]): 1 for a in sink.alerts}
-    return Lost(told, errors, run.process.poll() is None, run.log.read_text().count("going on in memory"))
+    return Lost(told, errors, long, run.process.poll() is None, run.log.read_text())
 
 
 def test_alerts_go_on_when_the_state_is_removed_and_it_is_said_once(stories: Any) -> None:
@@ -256,7 +263,15 @@ def test_alerts_go_on_when_the_state_is_removed_and_it_is_said_once(stories: Any
     assert story.alive
     assert story.told == {"first": 1, "second": 1}
     assert story.errors > 0
-    assert story.said == 1
+    assert story.log.count("was replaced while in use") + story.log.count("cannot be written") == 1
+
+
+def test_a_limit_of_addresses_and_an_endless_line_stop_nothing(stories: Any) -> None:
+    story = stories["state_lost"]
+    assert story.alive
+    assert story.told["first"] == 1
+    assert story.long == 1
+    assert "Traceback" not in story.log
 
 
 @dataclass

@@ -203,6 +203,14 @@ def test_a_long_line_keeps_head_and_tail_however_it_comes(scanner: Scanner) -> N
         assert stream.truncated_lines == 1
 
 
+def test_a_long_line_that_says_nothing_is_counted_too(scanner: Scanner) -> None:
+    stream, at = Stream(scanner, "x", 0, max_line=1024), 0
+    for data in (b"x" * 700, b"x" * 700, b"x" * 700, b"x\nshort\n", b"y" * 2000, b"\n" + b"z" * 2000, b"z\n"):
+        stream.feed(1.0, at, data)
+        at += len(data)
+    assert stream.truncated_lines == 3
+
+
 def test_a_storm_is_capped_and_counted(scanner: Scanner) -> None:
     stream = Stream(scanner, "x", 0)
     found = hits(stream.feed(1.0, 0, b"ValueError: x\n" * 5000 + b"CUDA out of memory. Tried to allocate 1 GiB\n"))

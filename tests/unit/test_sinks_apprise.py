@@ -1,7 +1,9 @@
 """apprise with its real plugins: towards a loopback receiver, and what Slack and PagerDuty would be sent."""
 
+import asyncio
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,25 @@ async def test_a_failure_is_tried_again_a_bounded_number_of_times(receiver: Any,
         await tried.send(row(verdict=SHORT))
     assert caught.value.retryable
     assert tried.max_attempts == 8
+
+
+async def test_a_service_that_drips_is_given_up_in_time_and_takes_no_thread_of_others(receiver: Any) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    receiver.script = ["drip"]
+    options = Options(type="apprise", url=SecretStr(receiver.url.replace("http://", "json://")))
+    slow = AppriseSink("apprise", options, limit=1.0)
+    slow.preview(row())  # imports apprise
+    sending = asyncio.create_task(slow.send(row()))
+    while not receiver.requests:
+        await asyncio.sleep(0.01)
+    assert await asyncio.wait_for(asyncio.to_thread(int), 0.5) == 0
+    for why in ("no end within 1 s", "still holds the message before"):
+        with pytest.raises(DeliveryError, match=why) as caught:
+            await sending
+        assert caught.value.retryable
+        sending = asyncio.create_task(slow.send(row()))
+    sending.cancel()
+    assert len(receiver.requests) == 1
 
 
 async def test_redirects_are_not_followed(receiver: Any) -> None:
