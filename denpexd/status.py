@@ -22,6 +22,7 @@ from denpexd.web.page import byte_size, duration, hang_due
 from denpexd.web.view import RANK_STATES
 
 A_PAGE = 1000  # of the API
+JOB_HEAD = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
 SHOWN = 20  # incidents on one screen; the others are counted
 
 Verdict = Mapping[str, Any]
@@ -144,6 +145,22 @@ def job_state(job: Mapping[str, Any]) -> str:
     return "running" if counts["running"] else "unheard"
 
 
+def in_order(standing: Standing) -> list[Mapping[str, Any]]:
+    """The jobs as they are listed: those that stand longest first."""
+    return sorted(standing.jobs, key=lambda job: (-job["stall_seconds"], job["job"]))
+
+
+def job_cells(job: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """What a table tells of a job under JOB_HEAD, but for its ranks; empty what is not known."""
+    return (
+        one_line(job["job"]),
+        job_state(job),
+        "" if job["step"] is None else str(job["step"]),
+        "" if job["step_seconds"] is None else duration(job["step_seconds"]),
+        duration(job["stall_seconds"]) if job["stall_seconds"] else "",
+    )
+
+
 def as_json(standing: Standing) -> dict[str, object]:
     """The same for scripts."""
     return {
@@ -198,15 +215,11 @@ def _jobs(standing: Standing, page: Page) -> None:
     if not standing.jobs:
         page.text("No job is seen: no log file was found yet. denpexd discover PATH says why.", "")
         return
-    head = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
-    rows = []
-    for job in sorted(standing.jobs, key=lambda job: (-job["stall_seconds"], job["job"])):
-        ranks = ", ".join(f"{job['counts'][s]} {s}" for s in RANK_STATES if job["counts"].get(s))
-        step = "" if job["step"] is None else str(job["step"])
-        usual = "" if job["step_seconds"] is None else duration(job["step_seconds"])
-        stands = duration(job["stall_seconds"]) if job["stall_seconds"] else ""
-        rows.append((one_line(job["job"]), job_state(job), step, usual, stands, ranks))
-    page.lines += ["", *table(head, rows, page.width)]
+    rows = [
+        (*job_cells(job), ", ".join(f"{job['counts'][s]} {s}" for s in RANK_STATES if job["counts"].get(s)))
+        for job in in_order(standing)
+    ]
+    page.lines += ["", *table(JOB_HEAD, rows, page.width)]
     waits = [(one_line(job["job"]), text) for job in standing.jobs if (text := waits_for(job))]
     for name, text in waits[:SHOWN]:
         page.text(f"{name}: {text}", "  ")

@@ -20,7 +20,7 @@ from textual.worker import get_current_worker
 from denpexd.errors import DenpexdError
 from denpexd.notify.render import acknowledged, kind_word, report, who
 from denpexd.notify.text import one_line, printable
-from denpexd.status import Standing, Verdict, job_state, waits_for
+from denpexd.status import JOB_HEAD, Standing, Verdict, in_order, job_cells, waits_for
 from denpexd.web.page import duration
 
 CELLS = {
@@ -34,7 +34,6 @@ CELLS = {
 }
 _SEVERITIES = {"critical": "bold red", "high": "red", "medium": "yellow", "low": "cyan"}
 _STATES = {"failed": "bold red", "gone": "red", "stalled": "yellow", "running": "green", "done": "cyan"}
-_JOBS = ("JOB", "STATE", "STEP", "A STEP", "STANDS", "RANKS")
 _INCIDENTS = ("SINCE", "SEVERITY", "JOB", "WHO", "CERTAINTY", "WHAT")
 
 
@@ -114,7 +113,7 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         """Begin to look."""
-        self._jobs.add_columns(*_JOBS)
+        self._jobs.add_columns(*JOB_HEAD)
         self._incidents.add_columns(*_INCIDENTS)
         self._jobs.focus()
         self._show()
@@ -246,23 +245,13 @@ class Top(App[None]):
             self._cells.update(shown)
 
 
-def in_order(standing: Standing) -> list[Mapping[str, Any]]:
-    """The jobs as they are listed: those that stand longest first."""
-    return sorted(standing.jobs, key=lambda job: (-job["stall_seconds"], job["job"]))
-
-
 def job_row(job: Mapping[str, Any]) -> list[Text]:
     """One line of the table of jobs."""
-    state, counts = job_state(job), job["counts"]
+    name, state, step, usual, stands = job_cells(job)
+    styled = Text(name), Text(state, _STATES.get(state, "")), Text(step), Text(usual), Text(stands, "yellow")
+    counts = job["counts"]
     ranks = Text("  ").join(Text(f"{counts[s]} {s}", style) for s, (_, style) in CELLS.items() if counts.get(s))
-    return [
-        Text(one_line(job["job"])),
-        Text(state, _STATES.get(state, "")),
-        Text("" if job["step"] is None else str(job["step"])),
-        Text("" if job["step_seconds"] is None else duration(job["step_seconds"])),
-        Text(duration(job["stall_seconds"]) if job["stall_seconds"] else "", "yellow"),
-        ranks,
-    ]
+    return [*styled, ranks]
 
 
 def incident_row(verdict: Verdict, now: float) -> list[Text]:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from denpexd.errors import RequestError
-from denpexd.web.rest import query
+from denpexd.web.questions import query
 from denpexd.web.view import Actions
 
 MAX_BODY = 64 * 1024

@@ -107,7 +107,7 @@ def _json(schema: Schema, example: object, *, required: bool) -> Schema:
     return {"required": required, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
-_STATE = _query("state", {"enum": ["pending", "active", "expired"]}, "All where it is not given.")
+_STATE: Schema = {"enum": ["pending", "active", "expired"]}  # of a silence
 _SILENCED = {"match": {"job": ["llama-*"], "node": ["gpu-17"]}, "for": "2h", "by": "anna", "comment": "cable"}
 
 
@@ -151,7 +151,8 @@ def _paths() -> dict[str, Any]:
         "/api/v1/fixes": get("fixes", "What was done about failures, and whether they stayed away.",
                              _list("fixes", _ref("Fix"))),
         "/api/v1/silences": {
-            **get("silences", "Silences, newest first.", _list("silences", _ref("Silence")), parameters=[_STATE]),
+            **get("silences", "Silences, newest first.", _list("silences", _ref("Silence")),
+                  parameters=[_query("state", _STATE, "All where it is not given.")]),
             "post": _operation(
                 "silence", "Keep incidents quiet for a while.", _answer("The silence.", _ref("Silence")), 409, 413, 415,
                 good=201, requestBody=_json(_ref("NewSilence"), _SILENCED, required=True),
@@ -159,7 +160,7 @@ def _paths() -> dict[str, Any]:
         },
         "/api/v1/silences/{id}": {
             "delete": _operation(
-                "expire", "End a silence now.", _answer("The silence.", _ref("Silence")), 404,
+                "expire", "End a silence now.", _answer("The silence.", _ref("Silence")), 404, 409,
                 parameters=[_path("id", "Id of a silence.")],
             )
         },
@@ -207,80 +208,83 @@ def _maybe(kind: str) -> Schema:
     return {"type": [kind, "null"]}
 
 
+_RANK = {
+    "rank": COUNT,
+    "state": {"enum": list(RANK_STATES)},
+    "step": _maybe("integer"),
+    "phase": _maybe("string"),
+    "silent_for": {**_maybe("number"), "description": "Seconds since its last line."},
+    "node": _maybe("string"),
+    "pid": _maybe("integer"),
+}
+_JOB = {
+    "job": TEXT,
+    "attempt": COUNT,
+    "step": _maybe("integer"),
+    "step_seconds": _maybe("number"),
+    "stall_seconds": {"type": "number", "minimum": 0},
+    "phase": _maybe("string"),
+    "world_size": _maybe("integer"),
+    "hang_due_t": {**_maybe("number"), "description": "When silence alone will be told as a hang, if it lasts."},
+    "hang_due_by": {**TEXT, "description": "What that comes from, such as hang.budgets.start."},
+    "counts": {"type": "object", "additionalProperties": COUNT, "description": "Ranks by state."},
+    "ranks": {"type": "array", "items": _ref("Rank"), "description": "Left out with ranks=none."},
+}
+_POINT = {"type": "array", "description": "Unix seconds, seconds a step or null, lines a second."}
+_ENTRY = dict.fromkeys(("id", "title", "category", "severity", "domain", "quick_answer"), TEXT)
+_QUOTE = {"type": "object", "required": ["text", "means"], "properties": {"text": TEXT, "means": TEXT}}
+_PACK = {
+    "name": TEXT, "kind": {"enum": ["shipped", "folder", "installed"]}, "folder": TEXT, "origin": TEXT,
+    "rules": COUNT, "signals": COUNT, "errors": {"type": "array", "items": TEXT},
+}  # fmt: skip
+_GLOBS = {"oneOf": [TEXT, {"type": "array", "minItems": 1, "items": TEXT}]}
+_FIELDS = dict.fromkeys(("key", "job", "failure", "category", "severity", "domain", "node"), _GLOBS)
+_TAGS = {"type": "object", "additionalProperties": _GLOBS}
+_NUMBERS = {"oneOf": [COUNT, TEXT, {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}}]}
+_MATCH = {
+    "type": "object",
+    "description": "All fields that are given must fit, each by any of its globs; ranks are such as 3 or 0-7.",
+    "properties": {**_FIELDS, "rank": _NUMBERS, "tags": _TAGS},
+    "additionalProperties": False,
+}
+_SAID = {"by": TEXT, "comment": TEXT}
+_TIMES = {"starts_t": NUMBER, "ends_t": NUMBER}
+_LASTING = {"type": "string", "description": "Such as 2h; this or ends_t."}
+_DECISION = {
+    **dict.fromkeys(("sink", "reason", "detail", "event"), TEXT), "t": NUMBER, "revision": COUNT,
+    "action": {"enum": ["send", "hold", "drop"], "description": "Sent, told later, or not told."},
+}  # fmt: skip
+_FIX = {
+    **dict.fromkeys(("key", "job", "failure", "by", "note"), TEXT), "t": NUMBER, "observed_seconds": COUNT,
+    "window_seconds": NUMBER, "state": {"enum": ["pending", "held", "came_back", "unknown"]},
+    "decided_t": _maybe("number"), "again": {**_maybe("string"), "description": "The incident that came back."},
+}  # fmt: skip
+_ACK = {"by": TEXT, "note": TEXT, "close": {"type": "boolean", "default": False}}
+
+
 def _schemas(verdict: Schema) -> dict[str, Any]:
-    rank = {
-        "rank": COUNT,
-        "state": {"enum": list(RANK_STATES)},
-        "step": _maybe("integer"),
-        "phase": _maybe("string"),
-        "silent_for": {**_maybe("number"), "description": "Seconds since its last line."},
-        "node": _maybe("string"),
-        "pid": _maybe("integer"),
-    }
-    job = {
-        "job": TEXT,
-        "attempt": COUNT,
-        "step": _maybe("integer"),
-        "step_seconds": _maybe("number"),
-        "stall_seconds": {"type": "number", "minimum": 0},
-        "phase": _maybe("string"),
-        "world_size": _maybe("integer"),
-        "hang_due_t": {**_maybe("number"), "description": "When silence alone will be told as a hang, if it lasts."},
-        "hang_due_by": {**TEXT, "description": "What that comes from, such as hang.budgets.start."},
-        "counts": {"type": "object", "additionalProperties": COUNT, "description": "Ranks by state."},
-        "ranks": {"type": "array", "items": _ref("Rank"), "description": "Left out with ranks=none."},
-    }
-    point = {"type": "array", "description": "Unix seconds, seconds a step or null, lines a second."}
-    entry = dict.fromkeys(("id", "title", "category", "severity", "domain", "quick_answer"), TEXT)
-    quote = {"type": "object", "required": ["text", "means"], "properties": {"text": TEXT, "means": TEXT}}
-    pack = {
-        "name": TEXT, "kind": {"enum": ["shipped", "folder", "installed"]}, "folder": TEXT, "origin": TEXT,
-        "rules": COUNT, "signals": COUNT, "errors": {"type": "array", "items": TEXT},
-    }  # fmt: skip
-    globs = {"oneOf": [TEXT, {"type": "array", "minItems": 1, "items": TEXT}]}
-    fields = dict.fromkeys(("key", "job", "failure", "category", "severity", "domain", "node"), globs)
-    tags = {"type": "object", "additionalProperties": globs}
-    numbers = {"oneOf": [COUNT, TEXT, {"type": "array", "minItems": 1, "items": {"type": ["integer", "string"]}}]}
-    match = {
-        "type": "object",
-        "description": "All fields that are given must fit, each by any of its globs; ranks are such as 3 or 0-7.",
-        "properties": {**fields, "rank": numbers, "tags": tags},
-        "additionalProperties": False,
-    }
-    said = {"by": TEXT, "comment": TEXT}
-    times = {"starts_t": NUMBER, "ends_t": NUMBER}
-    state = {"enum": ["pending", "active", "expired"]}
-    lasting = {"type": "string", "description": "Such as 2h; this or ends_t."}
-    decision = {
-        **dict.fromkeys(("sink", "reason", "detail", "event"), TEXT), "t": NUMBER, "revision": COUNT,
-        "action": {"enum": ["send", "hold", "drop"], "description": "Sent, told later, or not told."},
-    }  # fmt: skip
-    fix = {
-        **dict.fromkeys(("key", "job", "failure", "by", "note"), TEXT), "t": NUMBER, "observed_seconds": COUNT,
-        "window_seconds": NUMBER, "state": {"enum": ["pending", "held", "came_back", "unknown"]},
-        "decided_t": _maybe("number"), "again": {**_maybe("string"), "description": "The incident that came back."},
-    }  # fmt: skip
-    ack = {"by": TEXT, "note": TEXT, "close": {"type": "boolean", "default": False}}
     # References of a schema that stands inside another document would lead nowhere.
     whole: dict[str, Any] = json.loads(json.dumps(verdict).replace("#/$defs/", "#/components/schemas/"))
     parts = whole.pop("$defs", {})
     return {
         **parts,
         "Verdict": {name: value for name, value in whole.items() if name not in ("$schema", "$id")},
-        "Rank": _object(rank),
-        "Job": _object(job, optional=("ranks",)),
-        "OneJob": _object({**job, "pace": {"type": "array", "items": point}}, optional=("ranks",)),
-        "Entry": _object({**entry, "quotes": {"type": "array", "items": quote}}),
+        "Rank": _object(_RANK),
+        "Job": _object(_JOB, optional=("ranks",)),
+        "OneJob": _object({**_JOB, "pace": {"type": "array", "items": _POINT}}, optional=("ranks",)),
+        "Entry": _object({**_ENTRY, "quotes": {"type": "array", "items": _QUOTE}}),
         "Failure": {"type": "object", "required": ["id", "title", "quick_answer", "remediation"]},
-        "Pack": _object(pack),
-        "Match": match,
-        "Fix": _object(fix),
-        "Decision": _object(decision),
-        "Silence": _object({"id": TEXT, "match": _ref("Match"), **times, "created_t": NUMBER, **said, "state": state}),
-        "NewSilence": _object(
-            {"match": _ref("Match"), "for": lasting, **times, **said}, optional=("for", *times, *said)
+        "Pack": _object(_PACK),
+        "Match": _MATCH,
+        "Fix": _object(_FIX),
+        "Decision": _object(_DECISION),
+        "Silence": _object(
+            {"id": TEXT, "match": _ref("Match"), **_TIMES, "created_t": NUMBER, **_SAID, "state": _STATE}
         ),
-        "Acknowledge": _object(ack, optional=tuple(ack)),
+        "NewSilence": _object(
+            {"match": _ref("Match"), "for": _LASTING, **_TIMES, **_SAID}, optional=("for", *_TIMES, *_SAID)
+        ),
+        "Acknowledge": _object(_ACK, optional=tuple(_ACK)),
         "Error": _object({"error": {**TEXT, "description": "What is wrong and what is allowed."}}),
     }
 

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from denpexd.web.board import PITCH, Shape, board, groups, shapes
 from denpexd.web.page import Console
 from denpexd.web.picture import plots, timeline
-from denpexd.web.rest import ALL, MAX_LOG, SEVERITIES, OffLoop, Rest, body, diagnosed, query, select
+from denpexd.web.questions import SEVERITIES, body, query, select
+from denpexd.web.rest import ALL, MAX_LOG, OffLoop, Rest, diagnosed
 from denpexd.web.view import RANK_STATES, Actions, JobView, Verdict, View
 
 MOST_JOBS = 200

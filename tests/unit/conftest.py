@@ -8,6 +8,21 @@ from typing import Any
 
 import pytest
 
+SOME_HANG: dict[str, Any] = {
+    "job": "run",
+    "failure": "some-hang",
+    "category": "hang",
+    "severity": "critical",
+    "certainty": "likely",
+    "title": "Some hang",
+    "hang": True,
+    "opened_t": 1_700_000_000.0 - 60,
+    "initiating_ranks": [0],
+    "collateral_ranks": [1, 2, 3],
+    "quick_answer": "It hangs.",
+}
+"""What a verdict says that sinks tell of."""
+
 
 @dataclass
 class Received:

@@ -14,20 +14,11 @@ from denpexd.notify.rows import Row
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.settings_sinks import AlertmanagerSink as Options
 
+from .conftest import SOME_HANG
+
 START = 1_700_000_000.0
-VERDICT: dict[str, Any] = {
+VERDICT: dict[str, Any] = SOME_HANG | {
     "key": "k1",
-    "job": "run",
-    "failure": "some-hang",
-    "category": "hang",
-    "severity": "critical",
-    "certainty": "likely",
-    "title": "Some hang",
-    "hang": True,
-    "opened_t": START - 60,
-    "initiating_ranks": [0],
-    "collateral_ranks": [1, 2, 3],
-    "quick_answer": "It hangs.",
     "remediation": [{"do": "Restart it", "risk": "restart"}],
     "evidence": [{"rank": 0, "source": "log", "text": "line 4711", "means": "bad"}],
 }

@@ -18,21 +18,13 @@ from denpexd.notify.rows import Row
 from denpexd.notify.sinks_pagerduty import PagerDutySink, dedup_key
 from denpexd.settings_sinks import PagerDutySink as Options
 
+from .conftest import SOME_HANG
+
 START = 1_700_000_000.0
-VERDICT: dict[str, Any] = {
+VERDICT: dict[str, Any] = SOME_HANG | {
     "key": "run/1 a",
-    "job": "run",
-    "failure": "some-hang",
-    "category": "hang",
     "severity": "high",
-    "certainty": "likely",
-    "title": "Some hang",
-    "hang": True,
-    "opened_t": START - 60,
-    "initiating_ranks": [0],
-    "collateral_ranks": [1, 2, 3],
     "nodes": {"0": "gpu-a"},
-    "quick_answer": "It hangs.",
     "remediation": [{"do": "Restart it", "risk": "restart", "command": "kill 1"}],
     "evidence": [{"rank": 0, "source": "log", "text": "line 4711", "means": "bad"}],
 }

@@ -19,23 +19,15 @@ from denpexd.notify.rows import Row
 from denpexd.notify.sinks_slack import SlackSink
 from denpexd.settings_sinks import SlackSink as Options
 
+from .conftest import SOME_HANG
+
 START = 1_700_000_000.0
-VERDICT: dict[str, Any] = {
+VERDICT: dict[str, Any] = SOME_HANG | {
     "key": "run-1",
-    "job": "run",
-    "failure": "some-hang",
-    "category": "hang",
-    "severity": "critical",
-    "certainty": "likely",
-    "title": "Some hang",
-    "hang": True,
     "opened_t": START,
     "updated_t": START,
     "stopped_t": START - 3600,
-    "initiating_ranks": [0],
-    "collateral_ranks": [1, 2, 3],
     "nodes": {"0": "gpu-a"},
-    "quick_answer": "It hangs.",
     "evidence": [{"rank": 0, "source": "log", "text": "<!channel> @here <@U1>", "means": "bad"}],
 }
 POSTED = (200, {}, {"ok": True, "channel": "C1", "ts": "1.5"})
