@@ -69,7 +69,11 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
             shown[number] = sorted(found, key=lambda e: (e.t, e.seq))
     first = {r: es[0] for r, es in shown.items() if r >= 0 and not _victim(states[r], es[0])}
     by_kernel = {r: e for r, e in first.items() if any(e.kind == "kernel" for e in shown[r])}  # nearest to the cause
-    spoken = by_kernel or {r: e for r, e in first.items() if e.kind != "launcher"}
+    of_nodes = {s.means for s in signals if s.params.get("of") == "node"}
+    placed = {
+        r: e for r, e in by_kernel.items() if any(e.kind == "kernel" and e.means not in of_nodes for e in shown[r])
+    }
+    spoken = placed or by_kernel or {r: e for r, e in first.items() if e.kind != "launcher"}
     if spoken:
         first = spoken
     elif -1 in shown:

@@ -139,19 +139,28 @@ def _concerns(job: JobState, rank: RankState, told: Told) -> bool:
 def _ranks_of_node(job: JobState, told: Told) -> set[int]:
     """The ranks of the node that is named or on which it was said; where nodes are not known, who did not report."""
     ranks = {r: s for r, s in job.ranks.items() if r >= 0}
-    named = {r for r, s in ranks.items() if told.node and (_same_host(s.node, told.node) or told.node in s.known_as)}
+    named = {r for r, s in ranks.items() if _is_on(s, told.node)}
     if named:
         return named
     teller = told.evidence.rank
     mine = ranks[teller].node if teller in ranks and not told.node else None
     there = {r for r, s in ranks.items() if mine and _same_host(s.node, mine)}
     living = {r for r, s in ranks.items() if s.reported is not None and r != teller}
-    if told.event == "node_failure":  # who tells of it is elsewhere
-        living |= {teller, *there} - {UNKNOWN_RANK}
+    if told.event == "node_failure":  # who tells of it is elsewhere, as is who was seen to end
+        living |= {teller, *there, *(r for r, s in ranks.items() if _seen_to_end(s))} - {UNKNOWN_RANK}
         teller = UNKNOWN_RANK
     elif there - living:
         return there - living
     return set(job.universe) - living if living else {teller} - {UNKNOWN_RANK}
+
+
+def _is_on(state: RankState, node: str) -> bool:
+    return bool(node) and (_same_host(state.node, node) or node in state.known_as)
+
+
+def _seen_to_end(state: RankState) -> bool:
+    """Its launcher told its exit code, as none can of a node that is gone."""
+    return any(e.event.source == "launcher" and e.event.code is not None for e in state.exits)
 
 
 def _same_host(one: str | None, other: str) -> bool:
@@ -213,16 +222,19 @@ def _killed_then(job: JobState, rank: RankState, told: Told) -> bool:
     t = told.evidence.t
     if rank.rank == UNKNOWN_RANK or rank.reported is not None:
         return False
-    if told.node and rank.node and not _same_host(rank.node, told.node):
+    named = _is_on(rank, told.node)
+    if told.node and rank.node and not named:
         return False
     near = [e for e in rank.exits if abs(e.event.t - t) <= KILLED_WITHIN and not e.forced]
     if any(e.event.code in KILLED for e in near):
         return True
     if job.once("killed", lambda: _some_killed(job)):
         return False  # it was another one
-    lost = job.once("lost", lambda: any(s.reported is not None for s in job.ranks.values()))
+    complained = job.once("lost", lambda: {r for r, s in job.ranks.items() if s.reported is not None})
+    lost = bool(complained)
+    only = lost and len(complained - {UNKNOWN_RANK}) == len(job.universe) - 1  # all but this one
     vanished = any(e.event.code is None for e in near) and not any(e.event.code is not None for e in rank.exits)
-    here = told.evidence.rank == rank.rank and not rank.raised and (lost or bool(near))
+    here = (named or only or told.evidence.rank == rank.rank) and not rank.raised and (lost or bool(near))
     return here or (vanished and lost)
 
 
