@@ -4,12 +4,13 @@ Nothing here knows what is stored. WAL with synchronous=FULL, so what a returned
 power loss; on network file systems, where WAL is unsafe, the rollback journal.
 """
 
+import contextlib
+import errno
 import fcntl
 import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ BUSY_SECONDS = 5.0
 WAL_LIMIT = 64 << 20  # bytes that the write-ahead log keeps on disk once nobody reads old rows
 APPLICATION_ID = 0x64707864  # "dpxd": another program's database is refused, never written into
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "gpfs", "9p", "fuse", "ceph", "beegfs", "glusterfs", "afs")
+_NO_ROOM = {sqlite3.SQLITE_IOERR_SHMOPEN, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP}
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
@@ -47,9 +49,11 @@ class Database:
             self._inode = self.path.stat().st_ino
         except OSError as error:
             self.close()
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            mend = "make room there" if full else "give that user the folder"
             raise StateError(
                 f"state {self.path} cannot be used by user id {os.getuid()}: {error.strerror}; "
-                "give that user the folder or choose another state_dir"
+                f"{mend} or choose another state_dir"
             ) from error
         except sqlite3.Error as error:
             self.close()
@@ -75,10 +79,10 @@ class Database:
             lock.close()
             raise
         # The kernel frees the lock when the process dies; the file stays, removing it would be a race.
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
         self._lock = lock
+        with contextlib.suppress(OSError):  # on a full disk nobody is told by whom it is locked, and it is
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
     def _connect_or_set_aside(self) -> str | None:
         try:
@@ -94,9 +98,20 @@ class Database:
 
     def _connect(self) -> None:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        try:
+            self._attach("NORMAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode not in _NO_ROOM:
+                raise
+            # A full disk has no room for the index of the log that processes share: do without, and without sharing.
+            self._disconnect()
+            self._attach("EXCLUSIVE")
+
+    def _attach(self, locking: str) -> None:
         connection = self._connection = sqlite3.connect(
             self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
         )
+        connection.execute(f"PRAGMA locking_mode={locking}")
         state = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if state != "ok":
             damaged = sqlite3.DatabaseError(state)
@@ -136,7 +151,7 @@ class Database:
         try:
             copy.unlink(missing_ok=True)
             os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            with closing(sqlite3.connect(copy)) as target:
+            with contextlib.closing(sqlite3.connect(copy)) as target:
                 connection.backup(target)
             self._bring_up(connection, found)
         except (sqlite3.Error, OSError) as error:

@@ -302,6 +302,57 @@ def test_a_full_disk_is_said_once_and_the_daemon_goes_on_in_memory(path: Path) -
         assert len(store.incidents("open")) == 2
 
 
+def test_a_disk_without_a_free_byte_opens_and_reads_and_is_written_when_there_is_room(tmp_path: Path) -> None:
+    program = f"""
+        import subprocess
+        from pathlib import Path
+        from denpexd.errors import StateError
+        from denpexd.notify.outbox import Store
+
+        disk = Path({str(tmp_path)!r})
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
+
+        def fill():
+            with (disk / "rest").open("ab", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(b"x" * 512)
+                except OSError:
+                    return
+
+        path = disk / "state" / "x.db"
+        with Store(path) as store:
+            store.commit(positions={{"a": "1"}})
+        for _ in range(2):
+            fill()
+            store = Store(path).open()
+            assert store.recovered is None and store.positions()["a"] == "1"
+            try:
+                store.commit(positions={{"b": "2"}})
+            except StateError as error:
+                assert "disk is full" in str(error)
+            else:
+                raise AssertionError("it was not full")
+            (disk / "rest").unlink()
+            store.commit(positions={{"c": "3"}})
+            assert store.positions() == {{"a": "1", "b": "2", "c": "3"}}
+            store.commit(positions={{"b": None, "c": None}})
+            store.close()
+        path.with_name("x.db.lock").unlink()
+        path.unlink()
+        fill()
+        try:
+            Store(path).open()
+        except StateError as error:
+            print(error)
+    """
+    inside = ["unshare", "-Urm", sys.executable, "-c", textwrap.dedent(program)]
+    if subprocess.run([*inside[:2], "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces to mount a small disk in")
+    done = subprocess.run(inside, check=True, capture_output=True, text=True)
+    assert "full" in done.stdout or "No space left on device; make room there" in done.stdout
+
+
 def test_a_file_size_limit_is_a_write_error_not_a_crash(path: Path) -> None:
     program = f"""
         import resource, signal
