@@ -2,11 +2,15 @@
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from denpexd.completion import incidents_and_files, sinks
 from denpexd.terminal import CONFIG, EXISTING, fail, flags_of, form, say, say_json, settings_of, warn, width
+
+if TYPE_CHECKING:
+    from denpexd.settings import Settings
 
 _WHAT = click.argument("what", metavar="[KEY|CASE|BUNDLE]", required=False, shell_complete=incidents_and_files)
 _STATE = click.option("--state-dir", type=EXISTING, help="Where the daemon keeps its state.")
@@ -52,19 +56,12 @@ def render(
     """
     from denpexd.bundles import verdicts
     from denpexd.notify.sinks import previews, sinks_to_look_at
-    from denpexd.settings import Settings
 
     settings = settings_of(config, flags_of(job=None, port=None, state_dir=state_dir, active=None))
     found = [verdict for verdict, _ in verdicts(what, settings)]
-    if everything:
-        there = {sink.type for _, sink in settings.named_sinks()} if settings.sinks else set()
-        more = [{"type": kind, **options} for kind, options in _EVERY.items() if kind not in there]
-        settings = settings.model_copy(
-            update={"sinks": [*settings.sinks, *Settings.model_validate({"sinks": more}).sinks]}
-        )
     if not found:
         fail(f"{what}: no incident in it, so nothing would be sent")
-    shown_to = sinks_to_look_at(settings, only, sys.stdout, width())
+    shown_to = sinks_to_look_at(_with_every_kind(settings) if everything else settings, only, sys.stdout, width())
     rows = [
         {"incident": verdict["key"], "sink": name, "message": shown}
         for verdict in found
@@ -83,6 +80,14 @@ def render(
         else:
             say_json(shown)
         say("")
+
+
+def _with_every_kind(settings: "Settings") -> "Settings":
+    from denpexd.settings import Settings
+
+    there = {sink.type for _, sink in settings.named_sinks()} if settings.sinks else set()
+    more = [{"type": kind, **options} for kind, options in _EVERY.items() if kind not in there]
+    return settings.model_copy(update={"sinks": [*settings.sinks, *Settings.model_validate({"sinks": more}).sinks]})
 
 
 @click.command()
