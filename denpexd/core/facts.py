@@ -234,7 +234,7 @@ _GATES: Mapping[str, Gate] = {
 }
 
 
-def possible(job: JobState, signal: Signal) -> bool:
+def possible(job: JobState, signal: Signal, now: float, limits: cadence.Limits) -> bool:
     """Whether any rank has shown what `signal` needs; if not, it holds for none, and nobody has to be asked.
 
     It is cheap for jobs of ten thousand ranks: the state of all ranks is looked through once a round of judging.
@@ -246,6 +246,8 @@ def possible(job: JobState, signal: Signal) -> bool:
         return bool(job.devices.lines)
     if signal.fact == "raised":
         return signal.id in shown.fits
+    if signal.fact == "stalled":
+        return loops.standstill(job, signal, now, limits) is not None
     if signal.kind == "fact":
         gate = _GATES.get(signal.fact or "")
         if gate is None and signal.fact in ("phase", "phase_alone"):

@@ -81,9 +81,14 @@ def _shorter_loop(rank: RankState, others: list[RankState]) -> str | None:
 
 
 def stalled(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    beyond = bool(signal.params.get("budget"))
-    text = job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
+    text = standstill(job, signal, now, limits)
     return [] if text is None else [observed(rank, now, text, signal.means)]
+
+
+def standstill(job: JobState, signal: Signal, now: float, limits: cadence.Limits) -> str | None:
+    """What `stalled` says of each of the job's ranks; None if the job moves, or may be silent for now."""
+    beyond = bool(signal.params.get("budget"))
+    return job.once(("stalled", beyond), lambda: _standstill(job, now, limits, beyond=beyond))
 
 
 def trained(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

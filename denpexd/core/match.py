@@ -59,7 +59,7 @@ def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: flo
 
 def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate | None:
     shown: dict[int, list[Evidence]] = {}
-    signals = [s for s in leading(rule) if possible(job, s)]
+    signals = [s for s in leading(rule) if possible(job, s, now, limits)]
     if not signals:
         return None
     states = _with_named(job)
@@ -181,6 +181,8 @@ def _correlated(
     assigned: dict[str, tuple[int, ...]] = {}
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()
+    if not _may_hold(want, signals, job, now, limits):
+        return None
     for role in want.roles:
         found = _members(role, signals, job, free_ranks(role.ranks, universe, taken), now, want.window, limits)
         if found is None or not fits(role.ranks, len(found), len(universe), universe, taken):
@@ -214,6 +216,15 @@ def _correlated(
     return Candidate(*told, fatal=True, sure=sure)
 
 
+def _may_hold(want: Correlation, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits) -> bool:
+    """Whether the rule could hold and say why: asked of the job once, before ten thousand ranks are."""
+    asked = [(role, _asked(role, signals, job, now, limits)) for role in (*want.roles, *want.confirm)]
+    if not any(needs is not None and (needs.all_of or needs.any_of) for _, needs in asked):
+        return False
+    nobody = [role for role, needs in asked[: len(want.roles)] if needs is None]
+    return all(role.ranks in ("rest", "all") or fits(role.ranks, 0, 0, (), ()) for role in nobody)
+
+
 def _members(
     role: Role,
     signals: Mapping[str, Signal],
@@ -225,7 +236,7 @@ def _members(
 ) -> dict[int, list[Evidence]] | None:
     """The free ranks that fit the role, with their evidence; for `rest` None if a heard rank does not fit."""
     members: dict[int, list[Evidence]] = {}
-    asked = _asked(role, signals, job)
+    asked = _asked(role, signals, job, now, limits)
     for number in free:
         state = job.ranks.get(number)
         if state is None or not state.heard:
@@ -245,11 +256,11 @@ def _members(
     return members
 
 
-def _asked(role: Role, signals: Mapping[str, Signal], job: JobState) -> Role | None:
+def _asked(role: Role, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits) -> Role | None:
     """The role without what no rank of the job can show; None if therefore nobody can have it."""
 
     def may_be(name: str) -> bool:
-        return possible(job, signals[name])
+        return possible(job, signals[name], now, limits)
 
     any_of = tuple(group for group in role.any_of if all(map(may_be, group)))
     if not all(map(may_be, role.all_of)) or (role.any_of and not any_of):
