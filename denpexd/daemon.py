@@ -15,11 +15,12 @@ from denpexd.ledger import Beside, Ledger
 from denpexd.notify.deliver import Deliverer
 from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
-from denpexd.pipeline import Change, Outcome, Pipeline
+from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.reload import Prepare, Rules
 from denpexd.settings import Settings
 from denpexd.supervise import Supervisor
+from denpexd.watched import Change, Outcome
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from denpexd.notify.book import MOST_SILENCES, Acknowledgement, Silence
 from denpexd.notify.in_force import unknown_in
 from denpexd.notify.policy import revision_of
 from denpexd.notify.redact import redact
-from denpexd.pipeline import Outcome
 from denpexd.settings_alerts import Match
 from denpexd.settings_values import Duration
+from denpexd.watched import Outcome
 
 log = logging.getLogger(__name__)
 

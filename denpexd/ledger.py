@@ -23,7 +23,7 @@ from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, revision_of
 from denpexd.notify.redact import redact_verdict
 from denpexd.notify.rows import MAX_JOURNAL
-from denpexd.pipeline import Change
+from denpexd.watched import Change
 
 log = logging.getLogger(__name__)
 

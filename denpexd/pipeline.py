@@ -7,34 +7,28 @@ as Outcome: what the core said and what belongs into the journal.
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
 from denpexd.core.events import (
     UNKNOWN_RANK,
-    Attempt,
     Blind,
     Closed,
     Event,
     Fact,
-    Joined,
-    Opened,
     Output,
     Tick,
-    Updated,
-    Want,
 )
 from denpexd.core.rule import Catalog
 from denpexd.errors import CaseError
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
-from denpexd.journal import decode, encode
+from denpexd.journal import decode
 from denpexd.scan.scanner import Scanner
 from denpexd.scan.stream import Stream
 from denpexd.tape import Tape, depth_of
 from denpexd.toll import Toll
+from denpexd.watched import Job, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -44,53 +38,8 @@ MOST_JOBS = 2_000
 MOST_COUNTED = 5_000  # label sets of settled incidents; older ones are counted under OTHER
 OTHER = "_other"
 _TAPES = 3  # recordings share as much memory as this many may have alone
-_FILES = 128  # of a job whose ends are looked at together
-_MOST_STARTS = 256  # earlier starts of one job
 
-Change = Opened | Updated | Closed
 Verdict = Mapping[str, object]
-Generation = tuple[str, int]
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one batch caused, by job: changes to tell, evidence to fetch, journal lines to keep."""
-
-    changes: list[Change] = field(default_factory=list)
-    wants: list[tuple[str, Want]] = field(default_factory=list)
-    journal: list[str] = field(default_factory=list)
-    told: list[tuple[str, Sequence[Event]]] = field(default_factory=list)  # what the cores were fed
-
-    def add(self, job: str, events: Iterable[Event], outputs: Iterable[Output]) -> None:
-        self.journal += [line for event in events if (line := encode(job, event)) is not None]
-        for output in outputs:
-            if isinstance(output, Want):
-                self.wants.append((job, output))
-                continue
-            self.changes.append(output)
-            if isinstance(output, Closed) and output.over is not None:
-                self.journal += [line for line in (encode(job, output.over),) if line is not None]
-
-    def merge(self, other: "Outcome") -> None:
-        self.changes += other.changes
-        self.wants += other.wants
-        self.journal += other.journal
-        self.told += other.told
-
-
-@dataclass(slots=True)
-class Job:
-    """One job: its correlator, its streams, its recording, and which start of it is being watched."""
-
-    name: str
-    core: Correlator
-    streams: dict[Path, Stream] = field(default_factory=dict)
-    tape: Tape | None = None
-    beside: dict[str, int] = field(default_factory=dict)  # bytes so far of sources that are no files of the job
-    generation: Generation | None = None
-    past: dict[Generation, None] = field(default_factory=dict)
-    heard: float = 0.0  # when it said something last
-    lines: int = 0
 
 
 class Pipeline:
@@ -126,7 +75,7 @@ class Pipeline:
         if name not in self.jobs:
             start_t = self._start_t if start_t is None else start_t
             core = Correlator(self.catalog, name, start_t=start_t, limits=self._limits)
-            self.jobs[name] = Job(name, core, tape=self._tape(name, start_t), heard=self._now)
+            self.jobs[name] = Job(name, core, self._max_line, tape=self._tape(name, start_t), heard=self._now)
         return self.jobs[name]
 
     def _tape(self, job: str, start_t: float) -> Tape | None:
@@ -139,9 +88,7 @@ class Pipeline:
         """Other rules from now on, for all jobs."""
         self.catalog, self.scanner = catalog, scanner
         for job in self.jobs.values():
-            job.core.use(catalog)
-            for stream in job.streams.values():
-                stream.use(scanner)
+            job.use(catalog, scanner)
 
     def judge_by(self, limits: Limits) -> None:
         """Other limits from now on, for all jobs, which share them."""
@@ -180,8 +127,8 @@ class Pipeline:
                 self._forget(name)
         self._named = names
         for each in self.jobs.values():  # of files that are forgotten
-            for path in [path for path in each.streams if path not in jobs and not _is_beside(path)]:
-                self._drop(each.streams.pop(path))
+            for stream in each.without(lambda path: path not in jobs):
+                self._drop(stream)
 
     def forget(self, t: float) -> Outcome:
         """Let go of jobs that are quiet for a day, or for an hour without any file, or of the quietest of too many.
@@ -196,9 +143,7 @@ class Pipeline:
             if not due and number >= len(by_silence) - MOST_JOBS:
                 continue
             for verdict in job.core.verdicts():
-                outputs = job.core.close(str(verdict["key"]))
-                outcome.add(job.name, [], outputs)
-                self._count(outputs)
+                outcome.merge(self.close(job.name, str(verdict["key"])))
             self._forget(job.name)
         while len(self.settled) > MOST_COUNTED:
             old = next((key for key in self.settled if key[0] not in self.jobs), next(iter(self.settled)))
@@ -236,16 +181,15 @@ class Pipeline:
     @property
     def repeated(self) -> int:
         """Lines that only said again what had just been said many times."""
-        return self._past["repeated"] + sum(
-            s.repeated_lines for job in self.jobs.values() for s in job.streams.values()
-        )
+        return self._past["repeated"] + sum(stream.repeated_lines for stream in self._streams())
 
     @property
     def truncated(self) -> int:
         """Lines of which the middle was left out."""
-        return self._past["truncated"] + sum(
-            s.truncated_lines for job in self.jobs.values() for s in job.streams.values()
-        )
+        return self._past["truncated"] + sum(stream.truncated_lines for stream in self._streams())
+
+    def _streams(self) -> Iterator[Stream]:
+        return (stream for job in self.jobs.values() for stream in job.streams.values())
 
     def _is_judged(self, job: Job) -> bool:
         """A job of the journal that no file belongs to says nothing by its silence."""
@@ -257,54 +201,17 @@ class Pipeline:
         """New bytes of one file."""
         self._now = t
         job = self.job(found.job)
-        job.heard = t
-        events = self._generation(job, found, t)
-        if (found.run or found.attempt is not None) and (found.run, found.attempt or 0) != job.generation:
-            return Outcome()  # an earlier start of the job: over
-        stream = self._stream(job, found)
-        if read.anew:
-            events += stream.flush(t)
+        events = job.read(found, read, t, self.scanner)
+        if events is None:
+            return Outcome()
         self.bytes += len(read.data)
-        lines = read.data.count(b"\n")
-        self.lines += lines
-        job.lines += lines
-        events += stream.feed(t, read.offset, read.data, history=read.history)
+        self.lines += read.data.count(b"\n")
         return self.take(job, events)
 
     def beside(self, name: str, source: str, data: bytes, t: float, wanted: Callable[[Event], bool]) -> Outcome:
         """Whole lines about the machines of a job that none of its ranks printed; only `wanted` events count."""
-        job, path = self.job(name), Path(f"beside:{source}")
-        if path not in job.streams:
-            job.streams[path] = Stream(self.scanner, source, interleaved=True, max_line=self._max_line)
-        offset = job.beside.get(source, 0)
-        job.beside[source] = offset + len(data)
-        return self.take(job, [event for event in job.streams[path].feed(t, offset, data) if wanted(event)])
-
-    def _stream(self, job: Job, found: Found) -> Stream:
-        stream = job.streams.get(found.path)
-        if stream is None:
-            stream = job.streams[found.path] = Stream(
-                self.scanner, str(found.path), found.rank, max_line=self._max_line
-            )
-        elif found.rank != UNKNOWN_RANK:
-            stream.belongs_to(found.rank)
-        return stream
-
-    @staticmethod
-    def _generation(job: Job, found: Found, t: float) -> list[Event]:
-        """A folder of a new start (torchrun's run id and attempt) means that the job was started again."""
-        if not found.run and found.attempt is None:
-            return []  # a launcher's own log beside the folders belongs to every start
-        here = (found.run, found.attempt or 0)
-        if job.generation is None:
-            job.generation = here
-        elif here != job.generation and here not in job.past:
-            job.past[job.generation] = None
-            while len(job.past) > _MOST_STARTS:
-                del job.past[next(iter(job.past))]
-            job.generation = here
-            return [Attempt(t, found.attempt or 0)]
-        return []
+        job = self.job(name)
+        return self.take(job, [event for event in job.beside(source, data, t, self.scanner) if wanted(event)])
 
     def take(self, job: Job, events: Sequence[Event]) -> Outcome:
         """Events of one job, as one batch."""
@@ -318,10 +225,10 @@ class Pipeline:
             self._count(outputs)
         return outcome
 
-    def say(self, outputs: Sequence[Output]) -> Outcome:
+    def say(self, name: str, outputs: Sequence[Output]) -> Outcome:
         """What a core says without having been fed."""
         outcome = Outcome()
-        outcome.add("", [], outputs)
+        outcome.add(name, [], outputs)
         self._count(outputs)
         return outcome
 
@@ -340,10 +247,6 @@ class Pipeline:
         """Whether what stood in the job's files at the start was written lately."""
         return self.take(self.job(name), [Fact(t, UNKNOWN_RANK, "recent", {"recent": str(recent).lower()})])
 
-    def world(self, name: str, t: float, size: int) -> Outcome:
-        """The number of ranks, where files or settings tell it."""
-        return self.take(self.job(name), [Joined(t, UNKNOWN_RANK, world_size=size)])
-
     def blind(self, t: float, since: float) -> Outcome:
         """The daemon could not look: silence in between proves nothing."""
         outcome = Outcome()
@@ -356,20 +259,17 @@ class Pipeline:
 
         Between two of them others may have their turn: ten thousand tracebacks that end together take seconds.
         """
-        for job in [job for job in self.jobs.values() if len(job.streams) > _FILES and self._is_judged(job)]:
-            streams = list(job.streams.values())
-            for begin in range(0, len(streams), _FILES):
-                if events := [event for stream in streams[begin : begin + _FILES] for event in stream.idle(t)]:
-                    yield self.take(job, events)
+        for job in [job for job in self.jobs.values() if job.is_large and self._is_judged(job)]:
+            for events in job.ends(t):
+                yield self.take(job, events)
 
     def tick(self, t: float) -> Outcome:
         """The clock moved by a second."""
         self._now = t
         outcome = Outcome()
         for job in filter(self._is_judged, self.jobs.values()):
-            few = job.streams.values() if len(job.streams) <= _FILES else ()  # of many: see `idle`
-            rest = [event for stream in few for event in stream.idle(t)]
-            outcome.merge(self.take(job, [*rest, Tick(t)]))
+            over = [] if job.is_large else [event for events in job.ends(t) for event in events]  # else see `idle`
+            outcome.merge(self.take(job, [*over, Tick(t)]))
             self.toll.tick(job.core.job, t)
         return outcome
 
@@ -377,23 +277,17 @@ class Pipeline:
         """No more bytes will come: unfinished lines count as lines."""
         outcome = Outcome()
         for job in self.jobs.values():
-            rest = [event for stream in job.streams.values() for event in stream.flush(t)]
-            outcome.merge(self.take(job, rest))
+            outcome.merge(self.take(job, job.rest(t)))
             outputs = job.core.finish(t)
             if job.tape is not None:
                 job.tape.finish(t)
-            outcome.add(job.name, [], outputs)
-            self._count(outputs)
+            outcome.merge(self.say(job.name, outputs))
         return outcome
 
     def close(self, name: str, key: str) -> Outcome:
         """Somebody has closed an incident by hand; nothing changes if the job knows of none with this key."""
-        outcome = Outcome()
-        if (job := self.jobs.get(name)) is not None:
-            outputs = job.core.close(key)
-            outcome.add(name, [], outputs)
-            self._count(outputs)
-        return outcome
+        job = self.jobs.get(name)
+        return Outcome() if job is None else self.say(name, job.core.close(key))
 
     def _count(self, outputs: Sequence[Output]) -> None:
         """An incident counts once, for the failure it settled on: at its end, or while it is open as it stands."""
@@ -410,10 +304,6 @@ class Pipeline:
             for job in self.jobs.values()
             for rule in job.core.open_rules()
         )
-
-
-def _is_beside(path: Path) -> bool:
-    return str(path).startswith("beside:")
 
 
 def labels(verdict: Verdict) -> tuple[str, str, str, str]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from denpexd.clock import Clock
-from denpexd.pipeline import Job, Pipeline
+from denpexd.pipeline import Pipeline
+from denpexd.watched import Job
 from denpexd.web.view import Pace
 
 EVERY = 10.0  # seconds

@@ -12,7 +12,8 @@ from denpexd.core.witnesses import NODE_GONE
 from denpexd.hub.merge import SETTLE, Node
 from denpexd.hub.part import Job, Part
 from denpexd.hub.takeover import Takeover
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Pipeline
+from denpexd.watched import Outcome
 
 log = logging.getLogger(__name__)
 

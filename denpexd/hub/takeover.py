@@ -15,7 +15,8 @@ from denpexd.hub.part import Job, Part, Verdict
 from denpexd.ledger import Ledger
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Sent
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Pipeline
+from denpexd.watched import Outcome
 
 MOST_KNOWN = 50_000  # events of one job that are read quietly
 SLICE = 500  # of them at once
@@ -93,7 +94,7 @@ class Takeover:
             return Outcome(changes=[Updated(told)])
         was, outputs = same
         self._ledger.leave(was)
-        outcome = self._pipeline.say(outputs)
+        outcome = self._pipeline.say(job.name, outputs)
         outcome.changes = outcome.changes or [Updated(v) for v in core.verdicts() if v["key"] == key]
         return outcome
 

@@ -13,8 +13,8 @@ from denpexd.clock import ManualClock
 from denpexd.core.events import Joined, Opened
 from denpexd.handling import Handling
 from denpexd.notify.outbox import Store
-from denpexd.pipeline import Outcome
 from denpexd.snapshot import DaemonView
+from denpexd.watched import Outcome
 from denpexd.web.api import create_app
 from denpexd.web.openapi import document
 from tests.unit.test_handling import START, Site

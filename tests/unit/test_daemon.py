@@ -17,12 +17,13 @@ from denpexd.daemon import Daemon
 from denpexd.ingest.discover import Found
 from denpexd.journal import decode
 from denpexd.notify.policy import Sent
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Pipeline
 from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
+from denpexd.watched import Outcome
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 

@@ -23,12 +23,13 @@ from denpexd.handling import Handling
 from denpexd.notify.history import History
 from denpexd.notify.outbox import Store
 from denpexd.notify.render import report
-from denpexd.pipeline import Outcome, Pipeline
+from denpexd.pipeline import Pipeline
 from denpexd.reload import Rules
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
 from denpexd.snapshot import DaemonView
+from denpexd.watched import Outcome
 from denpexd.web.api import create_app, verdict_schema
 
 from .test_daemon import TINY, Files, Processes

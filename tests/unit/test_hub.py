@@ -13,10 +13,10 @@ from denpexd.errors import BrokerError
 from denpexd.hub.leases import SAFE, TTL, Leases
 from denpexd.hub.spool import Spool
 from denpexd.hub.wire import PARTITIONS, Message, encode_message, lines, subject
-from denpexd.pipeline import Job, Outcome
 from denpexd.recording import Printed, Recording
 from denpexd.replay import Replayer
 from denpexd.scan.engine import choose_engine
+from denpexd.watched import Job, Outcome
 
 from .jobs import TINY
 from .spans import Link, Machine, Span, split

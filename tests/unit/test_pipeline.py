@@ -14,9 +14,10 @@ from denpexd.core.events import UNKNOWN_RANK, Closed, Exit, Hit, Joined, Opened,
 from denpexd.ingest.discover import Found
 from denpexd.ingest.tail import TailRead
 from denpexd.journal import decode
-from denpexd.pipeline import OTHER, QUIET, Outcome, Pipeline
+from denpexd.pipeline import OTHER, QUIET, Pipeline
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
+from denpexd.watched import Outcome
 
 TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 START = 1_000.0
@@ -51,11 +52,12 @@ class Files:
         for n in range(first, last + 1):
             for rank in range(ranks):
                 self.add(n, rank, f"step {n}\n", **where)
-            self.done.merge(self.pipeline.tick(START + n))
+            self.wait(n, n)
 
     def wait(self, first: int, last: int) -> None:
         for second in range(first, last + 1):
-            self.done.merge(self.pipeline.tick(START + second))
+            for outcome in (*self.pipeline.idle(START + second), self.pipeline.tick(START + second)):
+                self.done.merge(outcome)
 
     @property
     def verdicts(self) -> list[Mapping[str, Any]]:
@@ -149,8 +151,10 @@ def test_what_the_core_was_fed_is_journaled_without_ticks_and_activity(files: Fi
     files.train(1, 3, ranks=1)
     events = [decode(line) for line in files.done.journal]
     assert [(job, type(e)) for job, e in events] == [("run", Hit)] * 3
-    assert files.pipeline.world("run", START, 4).journal
-    assert isinstance(decode(files.pipeline.world("run", START, 8).journal[0])[1], Joined)
+    assert files.pipeline.evidence("run", [Joined(START, UNKNOWN_RANK, world_size=4)]).journal
+    assert isinstance(
+        decode(files.pipeline.evidence("run", [Joined(START, UNKNOWN_RANK, world_size=8)]).journal[0])[1], Joined
+    )
     assert files.pipeline.jobs["run"].core.job.world_size == 8
 
 

@@ -19,8 +19,8 @@ from denpexd.catalog.load import shipped_rules
 from denpexd.core.events import Opened
 from denpexd.daemon import Daemon
 from denpexd.errors import SettingsError
-from denpexd.pipeline import Outcome
 from denpexd.settings import Settings
+from denpexd.watched import Outcome
 
 RULE = (shipped_rules() / "memory" / "rank-oom-killed.yaml").read_text("utf-8").replace("rank-oom-killed", "my-rule", 1)
 STEP = "step {n} loss 2.3\n"
