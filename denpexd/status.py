@@ -223,6 +223,8 @@ def _jobs(standing: Standing, page: Page) -> None:
     waits = [(one_line(job["job"]), text) for job in standing.jobs if (text := waits_for(job))]
     for name, text in waits[:SHOWN]:
         page.text(f"{name}: {text}", "  ")
+    if len(waits) > SHOWN:
+        page.lines.append(f"  and {len(waits) - SHOWN} more that wait: {standing.url}/")
 
 
 def waits_for(job: Mapping[str, Any]) -> str:

@@ -244,6 +244,13 @@ class TestConsole:
         assert "path" not in Page((await client.get("/jobs/run-7?grid=none")).text).tags
         assert (await client.get("/jobs/nope")).status_code == 404
 
+    async def test_a_job_without_a_step_says_until_when_it_is_waited_for(self, daemon, client):
+        waits = {"hang_due_t": 1_760_000_400.0, "hang_due_by": "hang.budgets.start"}
+        daemon.verdicts, daemon.job_views = [], [JobView("run-9", 0, ranks=[RankView(0, "running")], **waits)]
+        for path in ("/", "/jobs/run-9"):
+            text = Page((await client.get(path)).text).text
+            assert "no step seen yet; silence is judged from 09:00:00 UTC (hang.budgets.start)" in text
+
     async def test_the_incident_page_shows_all_of_the_verdict(self, client):
         page = Page((await client.get("/incidents/run-7/1/a3f9")).text)
         shown = [

@@ -130,6 +130,9 @@ def test_a_job_that_has_shown_no_step_says_until_when_it_is_waited_for(daemon: t
     assert "run-9: no step seen yet; silence is judged from 09:00:00 UTC (hang.budgets.start)" in result.output
     assert result.output.count("silence is judged") == 1
     assert result.exit_code == 0
+    daemon[0].job_views = [replace(daemon[0].job_views[2], job=f"run-{n}") for n in range(SHOWN + 3)]
+    many = status(daemon[1], columns=120).output
+    assert (many.count("silence is judged"), "and 3 more that wait" in many) == (SHOWN, True)
 
 
 def test_scripts_get_the_same_as_json_with_ranks_counted(daemon: tuple[Shown, str]) -> None:
