@@ -19,12 +19,9 @@ import httpx
 from starlette.applications import Starlette
 
 from denpexd.bundle import versions_of
-from denpexd.catalog.load import shipped_rules
-from denpexd.catalog.packs import Packs, load_packs
 from denpexd.clock import Clock, SteadyClock
 from denpexd.core.rule import Catalog
 from denpexd.daemon import CollectorLike, Daemon, Loop
-from denpexd.errors import SettingsError
 from denpexd.handling import Handling
 from denpexd.hub.broker import Nats
 from denpexd.hub.fence import Nobody, fenced
@@ -44,11 +41,11 @@ from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
 from denpexd.reference import RuleReference
-from denpexd.reload import Prepare, Rules, at_a_restart, make_scanner
+from denpexd.reload import Prepare, Rules, at_a_restart, load_rules, make_scanner
 from denpexd.scan.scanner import Scanner
 from denpexd.series import Series
 from denpexd.settings import Settings, show
-from denpexd.settings_sources import is_open_to_all, read_secret
+from denpexd.settings_sources import read_secret
 from denpexd.shelf import Shelf
 from denpexd.snapshot import DaemonView
 from denpexd.state import of_daemon
@@ -118,20 +115,6 @@ async def run(settings: Settings, mode: Mode) -> int:
 
 
 # --- what is watched and known ------------------------------------------------------------------------------------
-
-
-def load_rules(settings: Settings) -> Packs:
-    """Shipped rules and packs; a mistake in one file is said and leaves out that file only."""
-    packs = load_packs(settings.rules)
-    for error in packs.errors:
-        log.error("rule left out: %s", error)
-    for folder in settings.rules:
-        exposed = [file for file in (folder, *folder.rglob("*.yaml")) if file.exists() and is_open_to_all(file)]
-        if exposed:
-            log.warning("%d rules such as %s can be changed by every user: chmod -R o-w", len(exposed), exposed[0])
-    if not packs.catalog.rules:
-        raise SettingsError(f"no usable rule in {shipped_rules()}; reinstall denpexd or mend the rules named above")
-    return packs
 
 
 def _pipeline(settings: Settings, mode: Mode, catalog: Catalog, scanner: Scanner, store: Store) -> Pipeline:

@@ -40,29 +40,23 @@ class CollectorLike(Protocol):
     @property
     def counts(self) -> Mapping[tuple[str, str], int]:
         """Looks so far, by kind and outcome."""
-        ...
 
     @property
     def seconds(self) -> Mapping[str, float]:
         """Time spent looking, by kind."""
-        ...
 
     @property
     def pause(self) -> float:
         """Seconds of the longest look at one process."""
-        ...
 
     async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
         """Which rank writes which of the files, as far as processes tell; UNKNOWN_RANK: more than one."""
-        ...
 
     async def watch(self) -> list[Event]:
         """What became of the processes since the last call."""
-        ...
 
     async def collect(self, want: Want) -> list[Event]:
         """The answer to one wish."""
-        ...
 
 
 class Uplink(Beside, Protocol):
@@ -70,23 +64,18 @@ class Uplink(Beside, Protocol):
 
     def bind(self, daemon: "Daemon") -> None:
         """Know the daemon, which is made with it."""
-        ...
 
     def forward(self, outcome: Outcome) -> None:
         """Pass on what the cores were fed."""
-        ...
 
     async def forever(self) -> None:
         """Be in touch."""
-        ...
 
     async def leave(self) -> None:
         """The daemon ends in order."""
-        ...
 
     def counts(self) -> Mapping[str, Mapping[str, float]]:
         """Messages by outcome, what waits by kind, nodes by state, and what else there is to show."""
-        ...
 
 
 class Daemon:
@@ -248,12 +237,10 @@ class Daemon:
 
     async def wait_for_stop(self, until: Callable[["Daemon"], bool] | None) -> None:
         """Return when a signal came, or when `until` is true."""
-        while until is None or not until(self):
-            if until is None:
-                await self.stopping.wait()
-                return
-            if self.stopping.is_set():
-                return
+        if until is None:
+            await self.stopping.wait()
+            return
+        while not (until(self) or self.stopping.is_set()):
             await self.clock.sleep(0.1)
 
     async def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Other rules and settings for a daemon at work: all or nothing, asked for by SIGHUP or POST /-/reload.
+"""The rules of a daemon; others, and other settings, for one at work: all or nothing, by SIGHUP or POST /-/reload.
 
 What was seen, learned and opened stays. A few settings (state, web, evidence) are taken at a restart only; those that
 have changed are named.
@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterator
 
 from pydantic import BaseModel
 
+from denpexd.catalog.load import shipped_rules
 from denpexd.catalog.packs import Packs, load_packs
 from denpexd.clock import Clock
 from denpexd.core.rule import Catalog
-from denpexd.errors import DenpexdError, RuleErrors
+from denpexd.errors import DenpexdError, RuleErrors, SettingsError
 from denpexd.pipeline import Pipeline
 from denpexd.scan.engine import choose_engine
 from denpexd.scan.scanner import Scanner
 from denpexd.settings import Settings
+from denpexd.settings_sources import is_open_to_all
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,20 @@ def _differences(at: str, one: BaseModel, other: BaseModel) -> Iterator[str]:
             yield from _differences(f"{at}{name}.", was, now)
         else:
             yield f"{at}{name}"
+
+
+def load_rules(settings: Settings) -> Packs:
+    """Shipped rules and packs; a mistake in one file is said and leaves out that file only."""
+    packs = load_packs(settings.rules)
+    for error in packs.errors:
+        log.error("rule left out: %s", error)
+    for folder in settings.rules:
+        exposed = [file for file in (folder, *folder.rglob("*.yaml")) if file.exists() and is_open_to_all(file)]
+        if exposed:
+            log.warning("%d rules such as %s can be changed by every user: chmod -R o-w", len(exposed), exposed[0])
+    if not packs.catalog.rules:
+        raise SettingsError(f"no usable rule in {shipped_rules()}; reinstall denpexd or mend the rules named above")
+    return packs
 
 
 def make_scanner(catalog: Catalog) -> Scanner:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from denpexd.app import load_rules
 from denpexd.errors import SettingsError
+from denpexd.reload import load_rules
 from denpexd.settings import Settings, load, show
 from denpexd.settings_sources import default_state_dir, models_of, read_secret
 
