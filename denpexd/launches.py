@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = "launches"
 GOOD = 3  # movements after which a run has made progress
+OFTEN = 10.0  # seconds between two looks at whether more is known of a run that is kept
 LONELY = 5.0  # seconds until a command counts as one without ranks
 AGAIN = (0.0, 20.0, 120.0)  # seconds after a rank is met: an interpreter loads its libraries one after another
 _RUNS, _MOST_JOBS = 3, 200
@@ -58,7 +59,7 @@ class _Process(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """One start of one job, as far as it is known. `due`: when its ranks are looked at next."""
+    """One start of one job, as far as it is known. `due`: when that is compared with what is kept next."""
 
     attempt: int
     key: str = ""
@@ -70,6 +71,7 @@ class _Run:
     before_told: bool = False
     saved: Rows = field(default_factory=list)
     moves: int = 0  # of the job when this run began
+    due: float = float("-inf")
 
 
 class Launches:
@@ -151,6 +153,9 @@ class Launches:
             first = ranks.get(min(run.pids))
             run.ident = run.ident or (f"{first.node}-{first.pid}-{first.start}" if first is not None else "")
             return lambda: self._look(run, job.job, dict(ranks))
+        if run.saved and now < run.due:  # to compare what ten thousand ranks were started with takes a while
+            return None
+        run.due = now + OFTEN
         return self._progress(run, job)
 
     def _progress(self, run: _Run, job: JobState) -> Callable[[], list[Event]] | None:
