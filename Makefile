@@ -33,7 +33,7 @@ demo: $(VENV)/.package
 	@$(BIN)/denpexd demo $(INCIDENT)
 
 test: $(VENV)/.tools
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadgroup -m "not torch and not web"
+	$(BIN)/pytest -q -n $(WORKERS) -m "not torch and not web"
 
 web: $(VENV)/.tools
 	@$(BIN)/pip install -q --group web

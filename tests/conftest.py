@@ -1,7 +1,10 @@
 """Generated tests are the same in every run: no landing depends on luck. `make explore` looks for new failures."""
 
 import os
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 EXAMPLES = 25
@@ -17,3 +20,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("denpexd")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several test processes one tells the stories of e2e (`xdist_group` does nothing with pytest 9.2); it has all
+    tests of their files, and as the largest group they are the first.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    files = (Path(__file__).parent / "e2e").glob("test_*.py")
+    told = {file.name for file in files if "\nSTORIES" in file.read_text("utf-8")}
+
+    class OneTells(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "stories" if Path(nodeid.partition("::")[0]).name in told else nodeid
+
+    return OneTells(config, log)

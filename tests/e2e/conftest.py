@@ -285,8 +285,6 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that wait come first, but those that wait for a story last: while they do, nothing else happens."""
     items.sort(key=lambda item: 2 if _judges_a_story(item) else int(FOLDER not in item.path.parents))
-    for item in filter(_judges_a_story, items):
-        item.add_marker(pytest.mark.xdist_group("stories"))
 
 
 def _judges_a_story(item: Any) -> bool:
