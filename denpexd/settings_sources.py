@@ -69,7 +69,10 @@ def read_file(path: Path) -> Source:
         if path.stat().st_size > MAX_FILE_BYTES:
             source.errors.append(f"{path}: larger than {MAX_FILE_BYTES} bytes, this is no configuration file")
             return source
-        _parse(path.read_text(encoding="utf-8"), str(path), source)
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():  # as a full disk, or an editor at work, leaves it: its sinks must not be taken away
+            source.errors.append(f"{path}: is empty; remove it, or write {{}} into it, for the defaults")
+        _parse(text, str(path), source)
     except OSError as error:
         source.errors.append(f"{path}: cannot be read: {error.strerror}")
     except UnicodeDecodeError:

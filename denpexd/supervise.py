@@ -129,6 +129,8 @@ def on_signals(stopping: asyncio.Event, reload: Callable[[], Coroutine[object, o
         deadline.start()
 
     def begin_reload() -> None:
+        if len(reloads) > 1:  # the one that waits for its turn will read what is in the files now
+            return
         task = loop.create_task(reload())
         reloads.add(task)
         task.add_done_callback(reloads.discard)

@@ -155,7 +155,8 @@ def _news(verdict: Verdict, route: Route, last: Sent, at: Moment) -> Decision:
         return Decision("send", "updated", "updated")
     if at.acknowledged:
         return NOTHING if last.acknowledged else Decision("send", "acknowledged", "updated")
-    if route.remind and not last.at <= at.now < last.at + min(LONGEST, route.remind * 2.0 ** min(last.reminders, 16)):
+    wait = min(LONGEST, route.remind * 2.0 ** min(last.reminders, 16))
+    if route.remind and abs(at.now - last.at) >= wait:  # a clock that was set back by less is no reason
         return Decision("send", "reminder", "updated")
     return NOTHING
 

@@ -288,5 +288,6 @@ def test_after_the_clock_was_set_back_nothing_waits_for_the_time_it_showed() -> 
     later = T + 365 * 86400
     reminded = Route("all", remind=3600.0)
     assert decided(verdict(), reminded, Sent(1, "opened", 1, later)) == ("send", "reminder", "updated")
+    assert decide(verdict(), reminded, Sent(1, "opened", 1, T + 60), Moment(T)).action == "nothing"
     assert decided(closed(), ALL, Sent(1, "updated", 1, later, flaps=1), ended=later) == ("send", "settled", "closed")
     assert decided(verdict(3), ALL, Sent(2, "closed", 2, later)) == ("send", "first", "opened")

@@ -31,6 +31,16 @@ def mistakes(path: Path | None, environ: dict[str, str] | None = None, **overrid
     return str(caught.value).splitlines()
 
 
+def test_a_file_that_became_empty_is_a_mistake_and_one_without_options_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "denpexd.yaml"
+    for text in ("", " \n"):
+        file.write_text(text)
+        assert mistakes(file) == [f"{file}: is empty; remove it, or write {{}} into it, for the defaults"]
+    for text in ("{}", "# all defaults\n"):
+        file.write_text(text)
+        assert [name for name, _ in load(file, overrides={}, environ=ENV).named_sinks()] == ["console"]
+
+
 def test_an_empty_configuration_is_complete() -> None:
     settings = load(None, overrides={}, environ=ENV)
     assert (settings.web.host, settings.web.port) == ("127.0.0.1", 9464)

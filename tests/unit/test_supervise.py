@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,7 +11,7 @@ import textwrap
 import pytest
 
 from denpexd.clock import ManualClock
-from denpexd.supervise import MOST, WITHIN, Supervisor
+from denpexd.supervise import MOST, WITHIN, Supervisor, on_signals
 
 
 class Faulty:
@@ -54,6 +56,29 @@ async def test_a_task_that_fails_all_the_time_ends_the_daemon_and_says_so(caplog
     assert len(work.begun) == MOST + 1
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.CRITICAL]
     assert said == "read failed 6 times in 10 minutes: the daemon ends"
+
+
+async def test_a_storm_of_sighup_is_one_reload_and_one_more_that_sees_the_last_state() -> None:
+    state, seen, one_at_a_time, go_on = 0, list[int](), asyncio.Lock(), asyncio.Event()
+
+    async def reload() -> None:
+        async with one_at_a_time:
+            seen.append(state)
+            await go_on.wait()
+
+    loop = asyncio.get_running_loop()
+    on_signals(asyncio.Event(), reload)
+    try:
+        for state in range(1, 31):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.001)
+        go_on.set()
+        while seen[-1:] != [30] or one_at_a_time.locked():
+            await asyncio.sleep(0.001)
+        assert len(seen) <= 3
+    finally:
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
 
 
 async def test_rare_failures_never_end_it() -> None:
