@@ -59,17 +59,18 @@ async def test_a_task_that_fails_all_the_time_ends_the_daemon_and_says_so(caplog
 
 
 async def test_a_storm_of_sighup_is_one_reload_and_one_more_that_sees_the_last_state() -> None:
-    state, seen, one_at_a_time, go_on = 0, list[int](), asyncio.Lock(), asyncio.Event()
+    sent, seen, one_at_a_time, go_on = list[int](), list[int](), asyncio.Lock(), asyncio.Event()
 
     async def reload() -> None:
         async with one_at_a_time:
-            seen.append(state)
+            seen.append(len(sent))
             await go_on.wait()
 
     loop = asyncio.get_running_loop()
     on_signals(asyncio.Event(), reload)
     try:
-        for state in range(1, 31):
+        for number in range(30):
+            sent.append(number)
             os.kill(os.getpid(), signal.SIGHUP)
             await asyncio.sleep(0.001)
         go_on.set()
