@@ -88,9 +88,9 @@ def top(config: Path | None, url: str | None, token_file: Path | None, every: fl
 @asks_daemon
 @click.option("-o", "--output", type=EXISTING, help="File to write (default: denpexd-JOB.tar.xz here).")
 def record(job: str | None, config: Path | None, url: str | None, token_file: Path | None, output: Path | None) -> None:
-    """Write what the running daemon saw of JOB lately into an archive, also if it told nobody anything.
+    """Write what the running daemon saw of JOB to an archive.
 
-    For a report about an alert that did not come. JOB may be left out where only one is watched. Secrets are left out;
+    Also if it told nobody anything: for a report about an alert that did not come. JOB may be left out where only one is watched. Secrets are left out;
     denpexd replay FILE judges it again.
     """
     from urllib.parse import quote
