@@ -42,9 +42,19 @@ def execute(place: Any, *command: str, sinks: Any = (), **more: Any) -> list[str
 # --- without torch ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
-def test_exec_returns_the_exit_code_of_the_command(place: Any, command: str, code: int) -> None:
-    assert subprocess.run(execute(place, "sh", "-c", command), check=False).returncode == code
+@pytest.mark.parametrize(
+    ("command", "code", "failures"),
+    [("exit 0", 0, []), ("exit 3", 3, ["single-rank-exception"]), ("kill -KILL $$", 137, ["rank-oom-killed"])],
+)
+def test_exec_returns_the_exit_code_and_explains_a_command_that_ends_without_a_word(
+    place: Any, command: str, code: int, failures: list[str]
+) -> None:
+    sink = place.sink()
+
+    done = subprocess.run(execute(place, "sh", "-c", f"echo step 1; {command}", sinks=[sink]), check=False)
+
+    assert done.returncode == code
+    assert [alert.verdict["failure"] for alert in sink.alerts] == failures
 
 
 def test_exec_passes_output_through_unchanged(place: Any) -> None:
@@ -85,17 +95,6 @@ def test_exec_explains_a_command_that_fails_before_the_daemon_is_up(place: Any) 
 
     assert code == 1
     assert [alert.verdict["failure"] for alert in sink.alerts] == ["cpu-allocator-failure"]
-
-
-@pytest.mark.parametrize(
-    ("command", "failures"), [("kill -KILL $$", ["rank-oom-killed"]), ("exit 3", ["single-rank-exception"])]
-)
-def test_exec_explains_a_command_that_ends_without_a_word(place: Any, command: str, failures: list[str]) -> None:
-    sink = place.sink()
-
-    subprocess.run(execute(place, "sh", "-c", f"echo step 1; {command}", sinks=[sink]), check=False)
-
-    assert [alert.verdict["failure"] for alert in sink.alerts] == failures
 
 
 def test_the_daemon_beside_a_command_ends_with_it_also_when_exec_is_killed(place: Any) -> None:

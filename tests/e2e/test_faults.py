@@ -413,7 +413,7 @@ def faults(place: Any) -> Outcome:
 
 
 def ready(watcher: Any, times: int) -> None:
-    until(lambda: watcher.log.read_text().count("watching ") >= times, 60.0)
+    until(lambda: watcher.log.read_text().count("watching ") >= times, 150.0, "the daemon is up")
     time.sleep(2.0)
 
 
