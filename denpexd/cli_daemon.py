@@ -90,8 +90,8 @@ def top(config: Path | None, url: str | None, token_file: Path | None, every: fl
 def record(job: str | None, config: Path | None, url: str | None, token_file: Path | None, output: Path | None) -> None:
     """Write what the running daemon saw of JOB to an archive.
 
-    Also if it told nobody anything: for a report about an alert that did not come. JOB may be left out where only one is watched. Secrets are left out;
-    denpexd replay FILE judges it again.
+    Also if it told nobody anything: for a report about an alert that did not come. JOB may be left out where only one
+    is watched. Secrets are left out; denpexd replay FILE judges it again.
     """
     from urllib.parse import quote
 

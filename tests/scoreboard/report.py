@@ -14,10 +14,9 @@ INTRODUCTION = """\
 # How often denpexd is right
 
 `make score` plays {cases:g} cases with the shipped rules in simulated time and fails if a figure falls below the
-recorded one.
-{recorded} cases are **recorded**: real torch jobs (2.13, gloo, CPU) with an injected fault. {reconstructed} are
-**reconstructed**
-from the message formats of the programs and from public reports: nobody ran those jobs on the hardware they speak of.
+recorded one. {recorded} cases are **recorded**: real torch jobs (2.13, gloo, CPU) with an injected fault.
+{reconstructed} are **reconstructed** from the message formats of the programs and from public reports: nobody ran those
+jobs on the hardware they speak of.
 {healthy} are healthy jobs with frightening words, which must stay silent.
 
 *Strict*: the exact failure. *Fair*: that, or a true but less exact answer (which the case lists). *Ranks*: the ranks
@@ -82,7 +81,8 @@ def page(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures]
     parts = [INTRODUCTION.format(cases=now["cases"], **counts), "## Figures\n"]
     parts.append(_table(("", "strict", "fair", "ranks"), [_shares(part, now) for part in PARTS]))
     rest = {k: v for k, v in now.items() if not k.endswith(("strict", "fair", "ranks")) and ": " not in k}
-    parts.append(_table(("", ""), [(name, f"{value:g}") for name, value in rest.items()]))
+    shares = {k.replace(" right", " verdicts that are right"): f"{rest.pop(k):.3f}" for k in [*rest] if "right" in k}
+    parts.append(_table(("", ""), [*((k, f"{v:g}") for k, v in rest.items()), *shares.items()]))
     parts.append(WITHHELD)
     less = dict.fromkeys(k.partition(": ")[0] for k in now if ": " in k)
     parts.append(_table(("", *HANGS), [(w, *(f"{now[f'{w}: {name}']:g}" for name in HANGS)) for w in less]))
@@ -94,7 +94,7 @@ def page(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures]
     parts.append(_table(("how", "whose log", "outcome"), rows))
     parts.append("## By failure\n")
     parts.append(_table(("failure", "cases", "strict", "fair", "ranks"), by_failure(answers)))
-    parts.append("## Not right\n")
+    parts.append("## Wrong\n")
     parts.append("\n".join(f"- {line}" for line in wrong(answers)) or "Nothing.")
     return "\n".join(parts) + "\n"
 
