@@ -86,8 +86,8 @@ END_FACTS = (
 
 
 # Judging asks questions about single ranks, of which ten thousand have many.
-BETWEEN = 20_000  # such questions that batches may ask between two ticks; what is dirty then waits for the tick
-AT_ONCE = 40_000  # at one tick: the rest of the rules has its turn at the next ones, and only then is anything said
+BETWEEN = 10_000  # such questions that batches may ask between two ticks; what is dirty then waits for the tick
+AT_ONCE = 10_000  # at one tick: the rest of the rules has its turn at the next ones, and only then is anything said
 EACH_SECOND = 40_000  # on the average: a round that asked more is followed by a rest
 
 
@@ -324,7 +324,7 @@ class Correlator:
             if self.held is not None:
                 self.held |= {key[0] for key, answer in memo.items() if isinstance(key, tuple) and answer}
         finally:
-            self.asked += len(memo)
+            self.asked += len(memo) + len(self.job.ranks)  # all of them are looked through once, whatever is asked
             self.job.memo = None
 
     def _judge_one(self, rule_id: str) -> None:

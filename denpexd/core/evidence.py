@@ -29,7 +29,7 @@ class Evidence:
 
     def saying(self, means: str) -> "Evidence":
         """The same observation in the words of another signal."""
-        return replace(self, means=means)
+        return self if means == self.means else replace(self, means=means)
 
     @property
     def witness(self) -> tuple[int, str]:

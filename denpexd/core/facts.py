@@ -257,6 +257,9 @@ def possible(job: JobState, signal: Signal, now: float, limits: cadence.Limits) 
     return signal.id in (shown.frames if signal.kind == "frame" else shown.seen)
 
 
+_NOTHING: Answer = []  # one for all: most answers are empty, and ten thousand new lists keep the garbage collector busy
+
+
 def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: float, limits: cadence.Limits) -> Answer:
     """The evidence that `signal` holds for `rank` now; empty when it does not."""
     if signal.kind == "log" and signal.id not in rank.seen and signal.role not in ("kernel", "config"):
@@ -267,7 +270,7 @@ def holds(job: JobState, rank: RankState, signal: Signal, now: float, window: fl
     key = (signal.id, signal.lasting, rank.rank, window)
     found = memo.get(key)
     if found is None:
-        found = memo[key] = _holds(job, rank, signal, now, window, limits)
+        found = memo[key] = _holds(job, rank, signal, now, window, limits) or _NOTHING
     return cast(Answer, found)
 
 

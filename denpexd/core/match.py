@@ -236,14 +236,14 @@ def _members(
 ) -> dict[int, list[Evidence]] | None:
     """The free ranks that fit the role, with their evidence; for `rest` None if a heard rank does not fit."""
     members: dict[int, list[Evidence]] = {}
-    asked = _asked(role, signals, job, now, limits)
+    asked, absence = _asked(role, signals, job, now, limits), _about_absence(role, signals)
     for number in free:
         state = job.ranks.get(number)
         if state is None or not state.heard:
             if role.ranks == "rest":
                 members[number] = []
                 continue
-            if not _about_absence(role, signals):
+            if not absence:
                 continue
             state = state or RankState(number)
         shown = None if asked is None else _shows(asked, signals, job, state, now, window, limits)

@@ -29,8 +29,6 @@ def raised(job: JobState, rank: RankState, signal: Signal, now: float, limits: c
         where = signal.param_matchers.get("in")
         if where and not any(where.search(f.canonical) or where.search(f.qualified) for f in event.frames):
             continue
-        if signal.exclude and any(signal.exclude.search(f"{kind}: {message}") for kind, message in event.chain):
-            continue
         found.append(of_exception(rank.rank, known, event.text, signal.means))
     return found
 
@@ -46,13 +44,17 @@ def _raised_elsewhere(job: JobState, rank: RankState, signal: Signal) -> bool:
 
 
 def chain_matches(signal: Signal, chain: tuple[tuple[str, str], ...]) -> bool:
-    """Whether an exception of the chain is of the type, and says, what the signal asks for."""
-    kind, message = signal.param_matchers.get("type"), signal.param_matchers.get("message")
-    for name, said in chain:
-        right_kind = kind is None or kind.search(name) or kind.search(name.rsplit(".", 1)[-1])
-        if right_kind and (message is None or message.search(said)):
-            return True
-    return False
+    """Whether an exception of the chain has the type and the words that the signal asks for, and none that it excludes."""
+    if signal.exclude and any(signal.exclude.search(f"{name}: {said}") for name, said in chain):
+        return False
+    message = signal.param_matchers.get("message")
+    return any((message is None or message.search(said)) and is_type(signal, name) for name, said in chain)
+
+
+def is_type(signal: Signal, name: str) -> bool:
+    """Whether the signal asks for exceptions of that name, with its module or without, or for any."""
+    kind = signal.param_matchers.get("type")
+    return kind is None or bool(kind.search(name) or kind.search(name.rsplit(".", 1)[-1]))
 
 
 def of_exception(rank: int, known: RaisedBy, text: str, means: str) -> Evidence:

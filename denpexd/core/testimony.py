@@ -75,7 +75,7 @@ def weighed(c: "Candidate", job: JobState, now: float) -> "Candidate":
 def _testimonies(job: JobState, now: float, *, hang: bool) -> Iterator[Testimony]:
     ranks = {r: s for r, s in sorted(job.ranks.items()) if r >= 0}
     for name, (kind, words) in _STATES.items():
-        if found := {r: s.states[name] for r, s in ranks.items() if stands.still(job, s, s.states.get(name))}:
+        if found := {r: said for r, s in ranks.items() if (said := s.states.get(name)) and stands.still(job, s, said)}:
             text = f"{ranks_named(sorted(found))} {words}: {next(iter(found.values())).text[:200]}"
             yield Testimony(kind, tuple(found), text, tuple(replace(e, kind=kind, means=words) for e in found.values()))
     yield from _dumps(job, now)

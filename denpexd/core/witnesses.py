@@ -9,7 +9,7 @@ from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
-from denpexd.core.raised import chain_matches, weighed
+from denpexd.core.raised import chain_matches, is_type, weighed
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot, Told
 from denpexd.core.rule import Catalog, Signal
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState, RankState
@@ -36,13 +36,18 @@ class Texts:
         self._exceptions = [s for s in signals if s.fact == "raised"]
         self._frames = [s for s in signals if s.kind == "frame"]
         self._others = [s for s in signals if s.kind == "log" and s.role in ("collateral", "teardown", "event")]
+        self._of_types = lru_cache(maxsize=256)(self._with_types)
         self.fits = lru_cache(maxsize=256)(self._fits)
         self.hits = lru_cache(maxsize=256)(self._hits)
         self.harmless = lru_cache(maxsize=256)(self._harmless)
 
     def _fits(self, chain: tuple[tuple[str, str], ...]) -> frozenset[str]:
         """The signals that ask for the type and the message of one of these exceptions."""
-        return frozenset(s.id for s in self._exceptions if chain_matches(s, chain))
+        return frozenset(s.id for s in self._of_types(tuple(name for name, _ in chain)) if chain_matches(s, chain))
+
+    def _with_types(self, names: tuple[str, ...]) -> list[Signal]:
+        """The signals that ask for one of these types: messages differ from rank to rank, types hardly."""
+        return [s for s in self._exceptions if any(is_type(s, name) for name in names)]
 
     def _hits(self, frames: tuple[Frame, ...]) -> dict[str, Frame]:
         """By signal the innermost frame that fits it."""
