@@ -44,7 +44,7 @@ def _raised_elsewhere(job: JobState, rank: RankState, signal: Signal) -> bool:
 
 
 def chain_matches(signal: Signal, chain: tuple[tuple[str, str], ...]) -> bool:
-    """Whether an exception of the chain has the type and the words that the signal asks for, and none that it excludes."""
+    """Whether an exception of the chain has the type and words that the signal asks for, none that it excludes."""
     if signal.exclude and any(signal.exclude.search(f"{name}: {said}") for name, said in chain):
         return False
     message = signal.param_matchers.get("message")
