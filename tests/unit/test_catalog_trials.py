@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,9 +197,11 @@ def test_an_example_ends_in_its_company_as_among_all_rules() -> None:
 
 def test_a_check_of_many_rules_plays_fewer_seconds_and_finds_the_same(tmp_path: Path) -> None:
     loaded = read_folders([TINY, shipped_rules()], strict=False)
-    stage = Replayer(loaded.catalog, Re2Engine)
-    some = ["silent-hang", "rank-oom-killed"]
-    quick, exact = (Prover(loaded.catalog, stage, clauses=False, exact=exact).all(some) for exact in (False, True))
+    rules = dict(loaded.catalog.rules)
+    rules["silent-hang"] = replace(rules["silent-hang"], examples=rules["silent-hang"].examples[::7])
+    catalog, some = replace(loaded.catalog, rules=rules), ["silent-hang", "rank-oom-killed"]
+    stage = Replayer(catalog, Re2Engine)
+    quick, exact = (Prover(catalog, stage, clauses=False, exact=exact).all(some) for exact in (False, True))
     assert [[r.ok for r in trial.results] for trial in quick] == [[r.ok for r in trial.results] for trial in exact]
 
 
