@@ -87,11 +87,20 @@ def _local(rule: Rule, job: JobState, now: float, limits: Limits) -> Candidate |
     initiating = tuple(
         sorted(r for r, e in first.items() if e.t <= start + TOGETHER or e.t <= min(start + SAME_FAULT, reported))
     )
+    initiating = _ended_by_it(states, initiating)
     made = _made(rule, job, initiating, [e for r in initiating for e in shown[r]])
     if more := support(rule, job, initiating, now, limits):
         certainty = "confirmed" if made.certainty == "likely" else made.certainty
         return replace(made, evidence=(*made.evidence, *more), certainty=certainty)
     return made
+
+
+def _ended_by_it(states: Mapping[int, RankState], began: tuple[int, ...]) -> tuple[int, ...]:
+    """Without those that raised something else than the rest and trained on until they lost a peer: it was handled."""
+    kinds = {r: {known.event.chain[-1][0] for known in states[r].raised if not known.collateral} for r in began}
+    ended = [r for r in began if states[r].reported is None]
+    fatal = {kind for r in ended for kind in kinds[r]}
+    return tuple(r for r in began if r in ended or not kinds[r] or kinds[r] & fatal or not fatal)
 
 
 def _with_named(job: JobState) -> dict[int, RankState]:
