@@ -28,8 +28,8 @@ failures, versions and layouts that the other sets lack: the first contact gave 
 victim blamed, and 2 of the 8 healthy jobs were reported. Then what was missing was added. Of 22 further jobs (16 fail),
 written after that and so with some knowledge of the rules, 0.94 strict, 1.00 fair, 0.88 ranks, no false alarm.
 Later somebody who knew only the titles wrote 36 jobs more (26 fail, 10 are healthy): 0.81 strict, 0.88 fair, 0.85 ranks
-at first contact, two victims blamed, one healthy job reported. After mending 24 others (13 fail, 11 are healthy, among
-them the mended kinds in other clothes) were all right.
+at first contact, two victims blamed, one healthy job reported. After mending, 32 others (21 fail, 11 are healthy, among
+them the mended kinds in other clothes) gave 0.95 strict, fair and ranks, one victim blamed, no false alarm.
 """
 
 CHANGED = """\
