@@ -111,6 +111,7 @@ def tell_systemd(state: str) -> None:
 
 def _give_up() -> None:
     log.critical("not ended within %.0f s: ending now; what was not sent yet is sent after the next start", DEADLINE)
+    logging.shutdown()
     os._exit(1)
 
 

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import queue
 import stat
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from denpexd.clock import SystemClock
 from denpexd.errors import SettingsError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from denpexd.app import Mode
 
 log = logging.getLogger(__name__)
+
+MOST_ENTRIES = 2000  # of our log that wait to be written
 
 
 def watch(
@@ -145,9 +148,46 @@ class SafeFormatter(logging.Formatter):
         return visible(redact(super().format(record))[0]).replace("\n", "\n    ")
 
 
+class PatientHandler(logging.Handler):
+    """Writes entries from a thread of its own, so that who stops reading our output (Ctrl-S, a pager) stops only that.
+
+    MOST_ENTRIES wait; further ones are lost, and how many is said when the output is read again.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream, self._lost = stream, 0
+        self._entries: queue.Queue[str] = queue.Queue(MOST_ENTRIES)
+        threading.Thread(target=self._write, name="denpexd-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Leave the entry to the thread."""
+        lost = f"    ({self._lost} entries before this one were lost: nobody read them)\n" if self._lost else ""
+        try:
+            self._entries.put_nowait(f"{lost}{self.format(record)}\n")
+            self._lost = 0
+        except queue.Full:
+            self._lost += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all is written, for at most a second: at the end of the process."""
+        with self._entries.all_tasks_done:
+            self._entries.all_tasks_done.wait_for(lambda: not self._entries.unfinished_tasks, 1.0)
+
+    def _write(self) -> None:
+        while True:
+            entry = self._entries.get()
+            with contextlib.suppress(OSError, ValueError):  # nobody is there to read it
+                self._stream.write(entry)
+                self._stream.flush()
+            self._entries.task_done()
+
+
 def log_to_stderr(level: str) -> None:
     """The log of this process goes to standard error; what it dies of, too."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = PatientHandler(sys.stderr)
     handler.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     sys.excepthook = lambda kind, error, where: log.critical("unexpected error", exc_info=(kind, error, where))

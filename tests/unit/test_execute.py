@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from denpexd import watch
 from denpexd.errors import SettingsError
 from denpexd.watch import _pipe, is_chosen
 from denpexd.web.server import bind
@@ -82,3 +83,24 @@ def test_beside_a_command_the_chosen_state_folder_is_kept_and_else_a_temporary_o
         assert execute.beside(plan) == 0
     assert [one["folder"] for one in seen] == ["/tmp/x/state", "/chosen"]
     assert all(one["port"] and one["fresh"] for one in seen)
+
+
+def test_who_stops_reading_the_log_stops_nothing_and_is_told_what_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MOST_ENTRIES", 10)
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
+        handler = watch.PatientHandler(writer)
+        long = "x" * 40_000  # two fill the pipe
+
+        def say(text: str) -> None:
+            handler.handle(logging.LogRecord("x", logging.INFO, "f.py", 1, text, (), None))
+
+        for number in range(30):
+            say(f"{number} {long}")
+        heard = [reader.readline().split()[0] for _ in range(10)]
+        assert heard == [str(number) for number in range(10)]
+        say("at last")
+        while (line := reader.readline()).endswith("x\n"):
+            heard.append(line.split()[0])
+        assert line == f"    ({30 - len(heard)} entries before this one were lost: nobody read them)\n"
+        assert reader.readline() == "at last\n"
