@@ -42,7 +42,8 @@ class HyperscanEngine:
         self._local = threading.local()
         self._compiled: Future[Compiled] = Future()
         # Compiling takes a second and lets go of the interpreter: a daemon that starts does something else meanwhile.
-        threading.Thread(target=self._compile, args=(patterns, trees, prefilters), name="compile", daemon=True).start()
+        # An interpreter that ends waits for it: to end a thread inside of C++ ends the process, or hangs it.
+        threading.Thread(target=self._compile, args=(patterns, trees, prefilters), name="compile").start()
 
     def _compile(self, patterns: Sequence[str], trees: Sequence[Node], prefilters: dict[int, bytes]) -> None:
         try:

@@ -2,6 +2,8 @@
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -153,6 +155,17 @@ def test_what_goes_wrong_while_it_compiles_is_raised_to_whoever_waits(monkeypatc
     scanner = Scanner([], HyperscanEngine)
     with pytest.raises(MemoryError, match="no room"):
         scanner.wait()
+
+
+def test_a_process_that_ends_while_rules_are_compiled_waits_for_that() -> None:
+    code = (
+        "import atexit, threading\n"
+        "from denpexd.scan.hyperscan_engine import HyperscanEngine\n"
+        "atexit.register(lambda: print(*(thread.name for thread in threading.enumerate())))\n"
+        "HyperscanEngine([f'worker {n} .{{0,40}} lost (?:node|gpu) {n}' for n in range(400)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, b"", b"MainThread\n")
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
