@@ -178,6 +178,25 @@ async def test_a_change_survives_that_its_task_is_ended_while_the_disk_is_busy(p
     assert [len(batch["deliveries"]) for batch in parts.store.commits] == [1]
 
 
+async def test_the_time_in_which_the_daemon_itself_stood_still_counts_for_nobody(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind: list[tuple[float, float]] = []
+
+    def told(now: float, since: float) -> Outcome:
+        blind.append((since, now))
+        return Outcome()
+
+    monkeypatch.setattr(parts.pipeline, "blind", told)
+    ticking = asyncio.create_task(parts.daemon.tick_forever(lambda: None))
+    await parts.clock.advance(5.0)
+    assert blind == []
+    parts.clock._now += 60.0  # as between SIGSTOP and SIGCONT
+    await parts.clock.advance(5.0)
+    ticking.cancel()
+    assert blind == [(1005.0, 1065.0)]
+
+
 # --- whose processes --------------------------------------------------------------------------------------------------
 
 

@@ -135,6 +135,8 @@ async def test_retry_after_holds_the_whole_sink(receiver: Any, store: Store, clo
     store.commit(deliveries=[message("a"), message("b")])
     async with running(store, clock, hook) as deliverer:
         await until(lambda: deliverer.counters["hook", "retried"] == 1)
+        due = store.rows("SELECT not_before - created FROM deliveries WHERE id = 1")
+        assert due == [(7.0,)]  # after a restart, too
         await later(clock, 6.9)
         assert keys(receiver) == ["a:1"]
         await later(clock, 0.2)
