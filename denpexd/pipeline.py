@@ -121,7 +121,7 @@ class Pipeline:
         names = set(jobs.values())
         for job in list(self.jobs.values()):
             for path in [path for path in job.streams if jobs.get(path, job.name) != job.name]:
-                self.job(jobs[path]).streams.setdefault(path, job.streams.pop(path))
+                self.job(jobs[path]).adopt(path, job.streams.pop(path))
         for name in self._named - names:  # it was another job's all the time
             if name in self.jobs and not self.jobs[name].core.is_open:
                 self._forget(name)

@@ -60,6 +60,7 @@ class Job:
     heard: float = 0.0  # when it said something last
     lines: int = 0
     _past: dict[Generation, None] = field(default_factory=dict)
+    _unfinished: dict[Path, None] = field(default_factory=dict)  # streams that time may end something of
     _beside: dict[Path, int] = field(default_factory=dict)  # bytes so far of sources that are no files of the job
 
     def use(self, catalog: Catalog, scanner: Scanner) -> None:
@@ -83,7 +84,12 @@ class Job:
         if read.anew:
             events += stream.flush(t)
         self.lines += read.data.count(b"\n")
-        return events + stream.feed(t, read.offset, read.data, history=read.history)
+        return events + self._fed(found.path, stream.feed(t, read.offset, read.data, history=read.history))
+
+    def _fed(self, path: Path, events: list[Event]) -> list[Event]:
+        if self.streams[path].waits:
+            self._unfinished[path] = None
+        return events
 
     def _started(self, found: Found, t: float) -> list[Event]:
         """A folder of a new start (torchrun's run id and attempt) means that the job was started again."""
@@ -100,6 +106,11 @@ class Job:
             return [Attempt(t, found.attempt or 0)]
         return []
 
+    def adopt(self, path: Path, stream: Stream) -> None:
+        """A file was taken for one of another job so far."""
+        self.streams.setdefault(path, stream)
+        self._unfinished[path] = None
+
     def beside(self, source: str, data: bytes, t: float, scanner: Scanner) -> list[Event]:
         """What whole lines say that none of its ranks printed."""
         path = Path(f"beside:{source}")
@@ -107,7 +118,7 @@ class Job:
             self.streams[path] = Stream(scanner, source, interleaved=True, max_line=self.max_line)
         offset = self._beside.get(path, 0)
         self._beside[path] = offset + len(data)
-        return self.streams[path].feed(t, offset, data)
+        return self._fed(path, self.streams[path].feed(t, offset, data))
 
     def without(self, is_gone: Callable[[Path], bool]) -> list[Stream]:
         """Let go of the streams of files of which this is so."""
@@ -120,9 +131,16 @@ class Job:
 
     def ends(self, t: float) -> Iterator[list[Event]]:
         """What nothing has followed for a second is over, some files at a time."""
-        streams = list(self.streams.values())
-        for begin in range(0, len(streams), _FILES):
-            if events := [event for stream in streams[begin : begin + _FILES] for event in stream.idle(t)]:
+        paths = list(self._unfinished)
+        for begin in range(0, len(paths), _FILES):
+            events = list[Event]()
+            for path in paths[begin : begin + _FILES]:
+                stream = self.streams.get(path)
+                if stream is not None:
+                    events += stream.idle(t)
+                if stream is None or not stream.waits:
+                    del self._unfinished[path]
+            if events:
                 yield events
 
     def rest(self, t: float) -> list[Event]:

@@ -103,9 +103,14 @@ class Stream:
             self._partial(progress_only=True)
         return before + self._activity(size, buffer) + self._end()
 
+    @property
+    def waits(self) -> bool:
+        """Whether something is unfinished that time may end."""
+        return bool(self._blocks or self._launcher.waits) or len(self._carry) > self._taken
+
     def idle(self, t: float) -> list[Event]:
         """To be called about once a second: what nothing has followed for a second is over."""
-        if not (self._blocks or self._launcher.waits or len(self._carry) > self._taken):
+        if not self.waits:
             return []
         self._begin(t, self._history)
         if len(self._carry) > self._taken and t - self._fed >= _PARTIAL_IDLE:

@@ -129,6 +129,13 @@ def test_what_many_files_have_left_open_is_ended_some_files_at_a_time(files: Fil
     assert list(files.pipeline.idle(START + 6)) == []
 
 
+def test_what_a_file_has_left_open_is_ended_in_the_job_that_it_moves_to(files: Files) -> None:
+    files.add(1, 0, "step 7", job="one", path="/logs/x.log")
+    files.pipeline.settle([found(0, job="two", path="/logs/x.log")])
+    files.wait(2, 5)
+    assert files.pipeline.jobs["two"].core.job.ranks[0].step == 7
+
+
 def test_what_has_begun_goes_on_when_the_rank_of_its_file_becomes_known(files: Files) -> None:
     where = "/logs/out.log"
     files.add(1, UNKNOWN_RANK, "step 6\nste", path=where)
