@@ -230,10 +230,12 @@ class Daemon:
     def evidence_job(self) -> str | None:
         """The job that the local processes belong to; what they say before that is known is asked again then."""
         found = self.reader.found
-        for paths in (self.reader.ranks, self._held, found):
+        for paths in (self.reader.ranks, self._held):
             if jobs := {found[path].job for path in paths if path in found}:
-                return jobs.pop() if len(jobs) == 1 else None
-        return None
+                break
+        else:
+            jobs = {one.job for one in found.values()}
+        return jobs.pop() if len(jobs) == 1 else None
 
     async def wait_for_stop(self, until: Callable[["Daemon"], bool] | None) -> None:
         """Return when a signal came, or when `until` is true."""

@@ -153,7 +153,7 @@ class Launches:
             first = ranks.get(min(run.pids))
             run.ident = run.ident or (f"{first.node}-{first.pid}-{first.start}" if first is not None else "")
             return lambda: self._look(run, job.job, dict(ranks))
-        if run.saved and now < run.due:  # to compare what ten thousand ranks were started with takes a while
+        if job.moves - run.moves < GOOD or now < run.due:  # to compare what ten thousand ranks began with takes a while
             return None
         run.due = now + OFTEN
         return self._progress(run, job)

@@ -68,6 +68,7 @@ class Tail:
         self._due = ""  # a change of content that no result has told yet
         self._quiet_since: float | None = None
         self._seen, self._seen_at, self._calm = (-1, -1, -1, -1), 0.0, False
+        self._nothing = TailRead(b"", 0)  # of a file with no news, which most have most of the time
 
     @property
     def is_open(self) -> bool:
@@ -107,7 +108,9 @@ class Tail:
         """
         named, problem = self._look()
         if named is not None and self._unchanged(named, now):
-            return TailRead(b"", self._at.offset)
+            if self._nothing.offset != self._at.offset:
+                self._nothing = TailRead(b"", self._at.offset)
+            return self._nothing
         self._files.enter(self)
         try:
             return self._read(named, problem, buffer, now)
