@@ -14,7 +14,7 @@ from pathlib import Path
 
 from soak import end, start
 
-PORT, LOUD, SECONDS = 9197, 20 << 20, 20.0
+PORT, LOUD, SECONDS = 9197, 50 << 20, 20.0
 LINE = "INFO epoch 1 step {step} loss 2.5 rank {rank}\n"
 
 

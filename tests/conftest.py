@@ -1,6 +1,7 @@
 """Generated tests are the same in every run: no landing depends on luck. `make explore` looks for new failures."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "stories" if Path(nodeid.partition("::")[0]).name in told else nodeid
 
     return OneTells(config, log)
+
+
+TALLIES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tally(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the sequences of a module have tried, where it counts that."""
+    yield
+    if counts := getattr(request.module, "TALLY", None):
+        said = f"{request.node.name}: " + ", ".join(f"{n:,} {what}" for what, n in counts.items())
+        request.config.stash.setdefault(TALLIES, []).append(said)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for said in terminalreporter.config.stash.get(TALLIES, []):
+        terminalreporter.write_line(said)

@@ -27,6 +27,7 @@ from denpexd.reader import Reader
 
 RANKS = st.integers(0, 2)
 LINKED = 2  # this rank's log is a link to a file elsewhere
+TALLY: Counter[str] = Counter()  # what all sequences have tried; said at the end
 FAILURES = {"EIO": errno.EIO, "ESTALE": errno.ESTALE, "EACCES": errno.EACCES}
 
 
@@ -254,6 +255,9 @@ class ReaderMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.settle()
+        again = sum(self.got.values()) - len(self.got)
+        TALLY.update({"sequences": 1, "lines written": len(self.written), "examined": len(self.got)})
+        TALLY["examined again, each after a kill"] += again
         self.reader.close()
         self.loop.close()
         shutil.rmtree(self.folder)

@@ -6,6 +6,7 @@ The model knows which lines were out of reach (truncated or deleted before anybo
 import os
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from denpexd.ingest.open_files import OpenFiles
 from denpexd.ingest.positions import Position
 from denpexd.ingest.tail import Tail, new_buffer
+
+TALLY: Counter[str] = Counter()  # what all sequences have tried; said at the end
 
 
 @dataclass
@@ -178,6 +181,7 @@ class TailMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.read_all()
+        TALLY.update({"sequences": 1, "lines written": len(self.written), "examined": len(self.got)})
         self.tail.close()
         shutil.rmtree(self.folder)
 
