@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.loops import due
-from denpexd.core.state import JobState, RankState
-from denpexd.core.state import RankState as CoreRank
+from denpexd.core.rank import RankState
+from denpexd.core.rank import RankState as CoreRank
+from denpexd.core.state import JobState
 from denpexd.daemon import Daemon
 from denpexd.notify.redact import redact_name
 from denpexd.series import Series

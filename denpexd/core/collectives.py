@@ -9,9 +9,10 @@ from math import gcd
 
 from denpexd.core import cadence, flight_facts, stands
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.records import Collective
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, observed
 
 IN_STACKS = ("call", "site")
 EXCHANGES = ("SEND", "RECV", "RECVANYSOURCE", "COALESCED")

@@ -14,7 +14,8 @@ from denpexd.core.events import UNKNOWN_RANK, Hit
 from denpexd.core.evidence import Evidence
 
 if TYPE_CHECKING:
-    from denpexd.core.state import JobState, RankState
+    from denpexd.core.rank import RankState
+    from denpexd.core.state import JobState
 
 MAX_LINES = 256
 ONE_NODE = 8  # so many ranks are taken for those of one node where nothing tells

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from denpexd.core.candidate import Candidate
 from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
-from denpexd.core.match import Candidate
 from denpexd.core.numbers import ranks_named, ranks_text
 from denpexd.core.stands import groups, worker
 from denpexd.core.state import JobState

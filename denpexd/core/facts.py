@@ -21,8 +21,9 @@ from denpexd.core import (
     stated,
 )
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, Shown, observed
+from denpexd.core.state import Answer, JobState, Shown, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 LAST_WORDS = 10.0  # seconds before an end in which what a rank says may explain it

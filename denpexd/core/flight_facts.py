@@ -7,9 +7,10 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Outline
 from denpexd.core.flight_groups import Place
 from denpexd.core.flight_verdict import Analysis, compare
+from denpexd.core.rank import RankState
 from denpexd.core.records import Collective, Dumped
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 STEADY = 4.5  # seconds without movement after the dump: in an ordinary moment ranks wait for each other, too
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from denpexd.core import cadence, operations
-from denpexd.core.match import Candidate
+from denpexd.core.candidate import Candidate
 from denpexd.core.state import JobState
 
 SETTLE = 10.0  # late ranks print for seconds after the first error

@@ -10,9 +10,10 @@ from denpexd.core.events import UNKNOWN_RANK, Activity, Hit
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import Reader, Reading, counter, is_aside, is_not_finite, normal, ranks_in, value_of
 from denpexd.core.raised import caught
+from denpexd.core.rank import MAX_METRICS, RankState
 from denpexd.core.records import Collective, Told, process_of
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import MAX_GROUPS, MAX_METRICS, MAX_TOLD, JobState, RankState
+from denpexd.core.state import MAX_GROUPS, MAX_TOLD, JobState
 from denpexd.core.twins import MAX_NAMES, Twins
 from denpexd.core.witnesses import Witnesses
 

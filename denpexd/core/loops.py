@@ -1,8 +1,9 @@
 """Facts about the loops of ranks: who has left its loop while the others are in theirs; that none goes on."""
 
 from denpexd.core import cadence, machine, operations
+from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, observed
 
 GUARD = "phase.guard_ran_out"
 SECONDED = 120.0  # seconds of silence that are enough beside a second witness

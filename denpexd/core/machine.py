@@ -13,9 +13,10 @@ from denpexd.core.devices import Noticed, place
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
 from denpexd.core.raised import of_exception
+from denpexd.core.rank import RankState
 from denpexd.core.records import Exited, RaisedBy
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 FRESH = 300.0  # seconds for which a look counts; while training is slow it is repeated before that
 CPU_FRESH = 150.0  # longer than between two looks in the first minutes of a standstill

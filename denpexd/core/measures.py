@@ -10,8 +10,9 @@ from denpexd.core.cadence import Limits
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import NotFinite, Place
 from denpexd.core.pace import MATERIAL, seconds_of_step
+from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, observed
 
 Value = float | str
 

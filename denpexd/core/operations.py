@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from denpexd.core import cadence
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.records import Round, Told
 from denpexd.core.rule import Rule, Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 WEAK = ("cancelled", "signal")
 OF_A_NODE = ("spot", "eviction", "node_failure")

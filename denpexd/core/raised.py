@@ -9,9 +9,10 @@ from dataclasses import replace
 from denpexd.core import cadence
 from denpexd.core.events import Raised
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.records import RaisedBy
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 RECENT = 120.0  # seconds back to which such a line may speak
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from denpexd.core import cadence
+from denpexd.core.candidate import Candidate
 from denpexd.core.events import UNKNOWN_RANK, Closed, Fact, Opened, Output, Updated
 from denpexd.core.explain import verdict
 from denpexd.core.incident import (
@@ -19,7 +20,6 @@ from denpexd.core.incident import (
     moved_on,
     ready,
 )
-from denpexd.core.match import Candidate
 from denpexd.core.rule import Catalog, Rule
 from denpexd.core.state import JobState
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from denpexd.core import cadence
 from denpexd.core.events import Frame
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.records import Snapshot
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 CRASHES = frozenset({-4, -7, -8, -9, -11, 132, 135, 136, 137, 139})  # nothing is printed before these
 COLLECTIVE = re.compile(

@@ -6,9 +6,10 @@ Same shape as those of facts.py. The facts in ABSENT also hold for ranks that we
 from denpexd.core import cadence, stands
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.records import Seen
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState, observed
+from denpexd.core.state import Answer, JobState, observed
 
 ABSENT = frozenset({"missing_rank", "unreported", "rank_is"})
 STARTUP = "startup."  # shared signals of this file speak about a start that is not complete

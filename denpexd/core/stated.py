@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from denpexd.core import cadence
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
-from denpexd.core.state import Answer, JobState, RankState
+from denpexd.core.state import Answer, JobState
 
 Said = tuple[str, Evidence]
 MAX_SETTINGS = 128  # a rank may tell of

@@ -7,16 +7,14 @@ contradicted is never confirmed. Nothing counts that was seen before the rank mo
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from denpexd.core import flight_facts, stands
+from denpexd.core.candidate import Candidate
 from denpexd.core.evidence import Evidence
 from denpexd.core.numbers import ranks_named
+from denpexd.core.rank import RankState
 from denpexd.core.records import Snapshot
-from denpexd.core.state import JobState, RankState
-
-if TYPE_CHECKING:
-    from denpexd.core.match import Candidate
+from denpexd.core.state import JobState
 
 TOGETHER = 2.0  # seconds: two polls of the process table
 GOES_ON = 5.0  # seconds after an error from which on work proves that it was not the end
@@ -41,7 +39,7 @@ class Testimony:
     said: tuple[Evidence, ...] = ()
 
 
-def is_hang(c: "Candidate", job: JobState) -> bool:
+def is_hang(c: Candidate, job: JobState) -> bool:
     """Nobody failed on its own: ranks waited for each other (also when that ended in timeouts)."""
     waited = any("timeout" in s.states for s in job.ranks.values())
     if c.rule.entry.category == "hang":
@@ -51,7 +49,7 @@ def is_hang(c: "Candidate", job: JobState) -> bool:
     return c.rule.stops and (waited or stood) and not died
 
 
-def weighed(c: "Candidate", job: JobState, now: float) -> "Candidate":
+def weighed(c: Candidate, job: JobState, now: float) -> Candidate:
     """The candidate after every source was heard: what agrees is quoted, what contradicts is told as `against`."""
     if not c.initiating or not c.rule.stops:
         return c
@@ -139,7 +137,7 @@ def _waits(look: Snapshot) -> bool:
     return any(stands.WAITING.search(frame.canonical) for frame in look.frames.frames)
 
 
-def _waits_instead(c: "Candidate", job: JobState) -> bool:
+def _waits_instead(c: Candidate, job: JobState) -> bool:
     """The verdict does not rest on stacks, and those of the ranks that it blames show them waiting for others."""
     looks = _looks(job)
     rests = any(e.kind == "stack" and e.rank in c.initiating for e in c.evidence)
@@ -172,7 +170,7 @@ def _launcher(ranks: dict[int, RankState]) -> Iterator[Testimony]:
         yield Testimony("launcher", tuple(roots), text, tuple(roots.values()))
 
 
-def _disproved(c: "Candidate", job: JobState, *, hang: bool) -> Iterator[str]:
+def _disproved(c: Candidate, job: JobState, *, hang: bool) -> Iterator[str]:
     """What a rank does after its error, which was not its end; and counts that leave no room for a late rank."""
     if hang or c.rule.correlation is not None:
         return

@@ -10,9 +10,10 @@ from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
 from denpexd.core.raised import chain_matches, is_type, weighed
+from denpexd.core.rank import RankState
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot, Told
 from denpexd.core.rule import Catalog, Signal
-from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState, RankState
+from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState
 from denpexd.core.timers import Timers
 
 KINDS = {"ras": "ras", "nvml": "gpu"}  # of witness, by source

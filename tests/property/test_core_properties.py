@@ -38,7 +38,7 @@ from denpexd.core.events import (
     Updated,
     Want,
 )
-from denpexd.core.state import MAX_METRICS, MAX_RAISED, MAX_SIGNALS
+from denpexd.core.rank import MAX_METRICS, MAX_RAISED, MAX_SIGNALS
 from denpexd.journal import decode, encode
 from denpexd.recording import Printed, Recording, read_case
 from denpexd.replay import Replayer

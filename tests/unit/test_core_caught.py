@@ -5,8 +5,8 @@ import pytest
 from denpexd.core.events import Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.raised import caught, weighed
+from denpexd.core.rank import RankState
 from denpexd.core.records import RaisedBy
-from denpexd.core.state import RankState
 
 OOM = Raised(10.0, 0, "err", 50, "RuntimeError: out of memory", (("RuntimeError", "out of memory"),), (), uncaught=True)
 

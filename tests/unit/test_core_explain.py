@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 
 from denpexd.catalog.load import load
+from denpexd.core.candidate import Candidate
 from denpexd.core.events import Exit, Frame, Frames
 from denpexd.core.evidence import Evidence
 from denpexd.core.explain import MAX_EVIDENCE, MAX_TEXT, against, missing, verdict
 from denpexd.core.incident import Incident
-from denpexd.core.match import Candidate
 from denpexd.core.records import Exited, Snapshot
 from denpexd.core.state import JobState
 from denpexd.core.testimony import is_hang

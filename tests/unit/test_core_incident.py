@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.catalog.load import load
+from denpexd.core.candidate import Candidate
 from denpexd.core.evidence import Evidence
 from denpexd.core.incident import CAP, QUIET, SETTLE, beats, best, due, essence, make_key
-from denpexd.core.match import Candidate
 from denpexd.core.numbers import ranks_text
 from denpexd.core.rule import superseded
 

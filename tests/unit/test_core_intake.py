@@ -17,8 +17,8 @@ from denpexd.core.events import (
     Raised,
 )
 from denpexd.core.intake import Intake
+from denpexd.core.rank import MAX_METRICS, MAX_RAISED
 from denpexd.core.rule import Catalog
-from denpexd.core.state import MAX_METRICS, MAX_RAISED
 
 from .jobs import TINY, World, stack
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from denpexd.core.cadence import Limits
+from denpexd.core.candidate import Candidate
 from denpexd.core.events import UNKNOWN_RANK, Activity, Exit, Fact, Frame, Frames
-from denpexd.core.match import Candidate, candidate
+from denpexd.core.match import candidate
 from denpexd.core.rule import Correlation, Role
 
 from .jobs import TINY, World, line, raised

@@ -4,8 +4,9 @@ import pytest
 
 from denpexd.core.events import Exit, Frames
 from denpexd.core.evidence import Evidence
+from denpexd.core.rank import MAX_SIGNALS, RankState
 from denpexd.core.records import Collective, Exited, RaisedBy, Snapshot
-from denpexd.core.state import MAX_SIGNALS, JobState, RankState
+from denpexd.core.state import JobState
 
 
 def evidence(t: float, seq: int, *, weight: str = "fatal", teller: int = -1) -> Evidence:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from denpexd.catalog.load import load, shipped_rules
 from denpexd.core import stands
 from denpexd.core.cadence import Limits
+from denpexd.core.candidate import Candidate
 from denpexd.core.events import Event, Exit, Fact, Frame, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.facts import holds
 from denpexd.core.flight import Dump, Op
 from denpexd.core.intake import Intake
-from denpexd.core.match import Candidate, candidate
+from denpexd.core.match import candidate
 from denpexd.core.records import Collective
 from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import JobState

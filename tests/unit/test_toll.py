@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from denpexd.core.events import Closed, Exit, Opened, Updated
-from denpexd.core.state import JobState, RankState
+from denpexd.core.rank import RankState
+from denpexd.core.state import JobState
 from denpexd.toll import UNSEEN, Toll
 from denpexd.web.view import DETECT_BOUNDS
 
