@@ -256,7 +256,10 @@ async def test_a_rank_that_waits_for_its_worker_brings_the_workers_stack(ranks, 
     ranks.start(0, WITH_WORKER)
     await collector.watch()
     (worker,) = collector.ranks[0].children
-    (frames,) = of(await collector.collect(want("stacks")), Frames)
+    for _ in range(100):  # it is ready a moment before it waits
+        (frames,) = of(await collector.collect(want("stacks")), Frames)
+        if frames.others:
+            break
     label, stack = frames.others[-1]
     assert label == f"worker {worker}"
     assert stack[0].function == "load"
@@ -328,7 +331,8 @@ async def test_one_rank_that_cannot_be_read_does_not_cost_the_others_their_stack
 
 async def test_a_rank_that_dies_during_the_look_is_gone(ranks, clock, tmp_path):
     pid = ranks.start(0)
-    collector = Collector(mine(), clock, spy=fake(tmp_path, f"kill -9 {pid}; echo '[]'"))
+    dead = f"until grep -q ') Z' /proc/{pid}/stat; do sleep 0.01; done"
+    collector = Collector(mine(), clock, spy=fake(tmp_path, f"kill -9 {pid}; {dead}; echo '[]'"))
     events = await collector.collect(want("stacks"))
     assert of(events, Frames) == []
     assert [event.rank for event in of(events, Exit)] == [0]
