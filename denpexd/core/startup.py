@@ -129,7 +129,8 @@ def _missing(job: JobState, now: float, limits: cadence.Limits) -> frozenset[int
     unheard = frozenset(r for r in ranks if r not in states)
     need = _shortfall(job, len(ranks))
     if need is not None:
-        counted = [some for some in (rest, unheard) if some and _is(some, *need)]
+        lost = frozenset(r for r, s in states.items() if f"{STARTUP}connect_gave_up" in s.seen)  # never joined
+        counted = [some for some in (rest, rest | lost, unheard) if some and _is(some, *need)]
         return counted[0] if counted else frozenset()
     names = {name for s in job.ranks.values() for name in s.seen}
     cut_off = {name for name in names if name.startswith(STARTUP)} == {f"{STARTUP}connect_gave_up"}

@@ -14,7 +14,8 @@ from denpexd.scan.guesses import Pods, rank_in_text
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
 _MPI_GLUED = rb"\[\d+,(?:mpirank:)?(\d+)(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
-_GLUED = re2.compile(_MPI_GLUED + rb"|[^\s:](\[rank\d{1,6}\]:)", _OPTIONS)
+# Behind a quotation mark that opens it is somebody's words: a log quoted by a chat model, say.
+_GLUED = re2.compile(_MPI_GLUED + rb"|(?:[^\s:\"'`]|[\w.][\"'`])(\[rank\d{1,6}\]:)", _OPTIONS)
 _DETERMINED = re2.compile(rb"^\[rank=(\d{1,6})\] \|\| ", _OPTIONS)
 _LABEL = re2.compile(rb"^ *(\d{1,6}): ", _OPTIONS)
 _TAG = re2.compile(rb"^\[([A-Za-z_][\w.-]*?)(\d{1,6})\]:( ?)", _OPTIONS)

@@ -61,6 +61,16 @@ def test_a_count_that_does_not_fit_what_was_heard_names_nobody(world: World) -> 
     assert world.who("missing_rank") == []
 
 
+def test_ranks_that_the_store_missed_are_missing_also_after_they_gave_up_to_reach_it(world: World) -> None:
+    heard(world, 0, 1, 2, 3)
+    for rank in (0, 1):
+        world.line(30.0, rank, COUNT, joined="2", world="4")
+    assert world.who("missing_rank") == [2, 3]
+    for rank in (2, 3):
+        world.line(40.0, rank, "startup.connect_gave_up")
+    assert world.who("missing_rank") == [2, 3]
+
+
 def test_a_launcher_counts_nodes(world: World) -> None:
     heard(world, 0, 1)
     world.line(30.0, UNKNOWN_RANK, COUNT, joined="1", world="2")

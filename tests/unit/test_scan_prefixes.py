@@ -104,6 +104,17 @@ def test_torchs_tag_behind_a_progress_bar_begins_a_new_piece() -> None:
     assert lines[-1].hooked
 
 
+@pytest.mark.parametrize("opened", [b'prompt: explain "', b'{"text": "a \\"', b"log='", b"see `"])
+def test_a_tag_behind_an_opening_quotation_mark_is_quoted(opened: bytes) -> None:
+    (line,) = PrefixReader(0).read(opened + b"[rank3]:[E ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught a timeout")
+    assert (line.rank, line.hooked) == (0, False)
+
+
+def test_a_tag_behind_a_word_in_quotation_marks_begins_a_new_piece() -> None:
+    lines = PrefixReader(0).read(b'saved "out/last"[rank1]: ValueError: x')
+    assert (lines[-1].rank, lines[-1].text) == (1, "ValueError: x")
+
+
 def test_what_follows_a_carriage_return_belongs_to_the_writer_of_the_line() -> None:
     reader = PrefixReader()
     head = reader.read(b"[default2]:")[0]
