@@ -200,6 +200,7 @@ class Correlator:
                 self._intake.joined(event)
                 self._placed_anew()
             case Attempt():
+                self._last_words(out)
                 self._intake.attempt(event)
                 self._matches.clear()
                 self._speaker.dismissed = None
@@ -239,6 +240,14 @@ class Correlator:
             self._touch(self._index.facts(*STATED_FACTS), news=False)
         if hit.fields and signal.role != "config":
             self._touch(self._index.facts(*FIELD_FACTS, *NUMBER_FACTS), news=False)
+
+    def _last_words(self, out: list[Output]) -> None:
+        """The workers are started anew because one failed: what explains it is said now or never."""
+        if any(e.event.code not in (0, None) and not e.forced for s in self.job.ranks.values() for e in s.exits):
+            self._judge(sorted({*self._dirty, *self._round, *self._matches.live}))
+            was, self._speaker.ending = self._speaker.ending, True
+            self._speaker.speak(out, self.now, at_tick=False)
+            self._speaker.ending = was
 
     def _placed_anew(self) -> None:
         """More is known about who uses which device: lines of the kernel may be about other ranks than we thought."""

@@ -162,7 +162,7 @@ class LauncherReader:
         if number == self._attempt:
             return []
         self._attempt = number
-        return [Attempt(t, number)]
+        return [*self.idle(t, end=True), Attempt(t, number)]
 
     def _exists(self, name: str, line: Line, groups: dict[str, str], t: float) -> list[Event]:
         rank, world, node, pid = line.rank, int(groups["world"]), None, None

@@ -295,6 +295,17 @@ def test_a_crash_closes_when_a_later_attempt_trains_and_not_before(run: Run) -> 
     assert run.only["attempt"] == 0
 
 
+def test_a_failure_that_the_launcher_answers_at_once_is_told_by_its_cause(run: Run) -> None:
+    run.trains(1, 10).at(10.5, raised(1)).at(12, Exit(0.0, 1, 1), Attempt(0.0, 1)).trains(1, 10, start=20)
+    assert [(v["failure"], v["attempt"]) for v in run.changes(Opened)] == [("any-error", 0)]
+    assert run.only["state"] == "closed"
+
+
+def test_workers_that_are_started_anew_without_a_failure_tell_nothing(run: Run) -> None:
+    run.trains(1, 10).at(10.5, raised(1)).at(12, Attempt(0.0, 1)).trains(1, 10, start=20)
+    assert run.changes() == []
+
+
 def test_a_second_failure_after_a_recovery_has_a_key_of_its_own(run: Run) -> None:
     run.trains(1, 10).at(10.5, raised(1)).at(11, Exit(0.0, 1, 1)).at(12, Attempt(0.0, 1)).trains(1, 20, start=13)
     run.at(50, raised(0, "FormatError")).at(50.5, Exit(0.0, 0, 1)).until(90)

@@ -140,6 +140,15 @@ def test_restarts_count_attempts() -> None:
     assert [event for event in events(text) if isinstance(event, Attempt)] == [Attempt(1.0, 1), Attempt(1.0, 2)]
 
 
+def test_the_exit_that_led_to_a_restart_belongs_to_the_attempt_that_it_ended() -> None:
+    text = """
+        E0213 1 torch/x.py:882] failed (exitcode: 1) local_rank: 2 (pid: 4114) of binary: python
+        I0213 1 torch/x.py:889] [default] Worker group FAILED. 3/3 attempts left; will restart worker group
+    """
+    found = [event for event in events(text) if isinstance(event, Exit | Attempt)]
+    assert found == [Exit(1.0, 2, 1, "launcher"), Attempt(1.0, 1)]
+
+
 def test_lightning_kills_all_others_without_naming_them() -> None:
     text = "[rank: 1] Child process with PID 7 terminated with code 1. Forcefully terminating all other processes\n"
     assert exits(text) == {1: 1}
