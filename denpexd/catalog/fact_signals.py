@@ -7,8 +7,8 @@ from pydantic import Field, StrictBool, StrictInt
 from denpexd.catalog.fields import AnySignal, Blame, Codes, LocalName, Numel, PhaseName, Re2, Seconds, Signo
 
 StoppedBy = Literal[
-    "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
-    "program", "rescaled",
+    "time_limit", "preemption", "spot", "eviction", "probe", "node_failure", "launcher", "cancelled", "signal",
+    "person", "program", "rescaled",
 ]  # fmt: skip
 
 

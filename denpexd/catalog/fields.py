@@ -42,8 +42,8 @@ Quantity = Literal[
     "loss", "gradient_norm", "rate", "step_time", "own_time", "wait_time", "loss_scale", "size", "duration"
 ]
 EventName = Literal[
-    "time_limit", "preemption", "spot", "eviction", "node_failure", "launcher", "cancelled", "signal", "person",
-    "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
+    "time_limit", "preemption", "spot", "eviction", "probe", "node_failure", "launcher", "cancelled", "signal",
+    "person", "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
 ]  # fmt: skip
 
 

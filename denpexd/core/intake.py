@@ -148,6 +148,8 @@ class Intake(Witnesses):
             silence, agent = job.silence(event.t), event.fields.get("agent", "")
             node = event.fields.get("node") or agent.rsplit("_", 2)[0]  # a rendezvous calls an agent HOST_PID_NUMBER
             known.append(Told(name, evidence, node, silence, job.last_phase, job.usual))
+        if name == "probe" and evidence.rank >= 0:  # as when a launcher says so: its end is no failure of its own
+            job.rank(evidence.rank).killing |= {"9", "15"}
 
     def _fields(self, state: RankState, event: Hit, evidence: Evidence) -> None:
         """Captures with a fixed meaning, whichever signal they come from."""

@@ -31,7 +31,7 @@ def candidate(rule: Rule, signals: Mapping[str, Signal], job: JobState, now: flo
 def _correlated(
     rule: Rule, want: Correlation, signals: Mapping[str, Signal], job: JobState, now: float, limits: Limits
 ) -> Candidate | None:
-    universe = job.universe
+    universe = job.voices
     assigned: dict[str, tuple[int, ...]] = {}
     proof: dict[str, list[Evidence]] = {}
     taken: set[int] = set()

@@ -15,9 +15,10 @@ from denpexd.core.records import Round, Told
 from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import Answer, JobState
 
-WEAK = ("cancelled", "signal")
+WEAK = ("cancelled", "signal", "probe")
 OF_A_NODE = ("spot", "eviction", "node_failure")
-NOTICES = ("spot",)  # said in advance: training goes on for a while
+PLACED = (*OF_A_NODE, "probe")  # said of a part of the job: the rest loses a peer
+NOTICES = ("spot", "probe")  # said in advance: training goes on for a while
 SURE = ("time_limit", "preemption", "spot", "eviction", "node_failure")  # a scheduler gives the reason
 SILENT = ("person", "program")  # nothing is wrong, nobody is told
 NOTICE = 600.0  # seconds that a notice is given in advance, at most
@@ -95,7 +96,7 @@ def _counts(told: Told, failed: Evidence) -> bool:
 
     Who lost a node says so, and may end, before anybody declares the node lost.
     """
-    if told.event in OF_A_NODE and failed.kind in ("report", "victim"):
+    if told.event in PLACED and failed.kind in ("report", "victim"):
         return False
     forced = (
         failed.kind in ("process", "victim") and failed.text in ("-9", "137") and failed.t >= told.evidence.t + GRACE
@@ -131,7 +132,7 @@ def _ends(job: JobState) -> Iterator[Evidence]:
 
 
 def _concerns(job: JobState, rank: RankState, told: Told) -> bool:
-    if told.event not in OF_A_NODE:
+    if told.event not in PLACED:
         return rank.rank == UNKNOWN_RANK
     lost = job.once(("node", id(told)), lambda: _ranks_of_node(job, told))
     return rank.rank in lost if lost else rank.rank == UNKNOWN_RANK

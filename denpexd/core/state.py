@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 
 from denpexd.core.arrivals import Arrivals
 from denpexd.core.devices import Devices
+from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight_verdict import Analysis
 from denpexd.core.pace import SlowRanks, Tempo
@@ -102,6 +103,16 @@ class JobState:
         if self.world_size is not None:
             met |= set(range(self.world_size))
         return sorted(met)
+
+    @property
+    def voices(self) -> list[int]:
+        """The ranks of which something is known, or the stream of no rank where only that tells of training."""
+        return self.once("voices", self._voices)
+
+    def _voices(self) -> list[int]:
+        unplaced = self.ranks.get(UNKNOWN_RANK)
+        alone = unplaced is not None and unplaced.moved_t > float("-inf")
+        return [UNKNOWN_RANK] if alone and not any(s.heard for r, s in self.ranks.items() if r >= 0) else self.universe
 
     @property
     def usual(self) -> float | None:

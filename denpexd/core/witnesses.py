@@ -21,6 +21,7 @@ NODE_SILENT, NODE_HEARD = "node_silent", "node_heard"  # of a rank: whether anyt
 NODE_GONE = "node_gone"  # of no rank; field `node`
 STEADY = 5.0  # two equal looks at least this far apart (a little less, for timers)
 _PID = re.compile(r"\bpid=(\d+)\b")
+_VERL = re.compile(r"\bname: \w*WorkerDict_0:(\d+)\b")  # node:local rank; those of the first node are the global ones
 _PROCESS = re.compile(r"\((pid=\d+, ip=[\w.:]+)")
 _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\]\)")  # raised on every rank
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
@@ -104,8 +105,10 @@ class Witnesses:
                 state.keep(RaisedBy(event, self.job.seq, False, self._fits(event.chain)))
 
     def _named_by_pid(self, event: Raised) -> RankState | None:
-        """Ray's driver prints the exceptions of workers; the text names the process."""
-        named = {self._by_pid(pid) for _, message in event.chain for pid in _PID.findall(message)} - {UNKNOWN_RANK}
+        """Ray's driver prints the exceptions of workers; the text names the process, verl's the rank."""
+        told = [message for _, message in event.chain]
+        named = {self._by_pid(pid) for message in told for pid in _PID.findall(message)} - {UNKNOWN_RANK}
+        named = named or {int(rank) for message in told for rank in _VERL.findall(message)} & set(self.job.universe)
         return self.job.rank(named.pop()) if len(named) == 1 else None
 
     def frames(self, event: Frames) -> None:

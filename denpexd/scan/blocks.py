@@ -164,7 +164,8 @@ class Traceback:
         if self._state in ("chained", "sub"):
             self._state = "frames"
             return True
-        if self._state == "message" and ("Original Traceback" in text or self._may_quote()):
+        # torch.distributed.checkpoint lists what each rank raised.
+        if self._state == "message" and ("Original Traceback" in text or "(RANK " in text or self._may_quote()):
             self._start_quoted("frames")
             return True
         return self._state == "frames" and not self._filling.frames

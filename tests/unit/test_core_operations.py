@@ -66,6 +66,20 @@ def test_a_worker_that_its_own_launcher_stops_says_nothing_about_the_job() -> No
     assert running().at(10.5, line(0, "rescaled")).at(11.0, line(0, "worker_told")).who(told("signal")) == []
 
 
+def test_a_container_stopped_for_its_health_check_is_told_of_and_has_not_failed_by_itself() -> None:
+    world = running().at(11.0, line(1, "unhealthy"))
+    assert world.who(told("probe")) == []  # it may train on until it is killed
+    world.at(30.0, line(1, "step", {"step": "30"})).at(41.0, Exit(0.0, 1, 137))
+    world.at(42.0, line(0, "lost"), line(2, "lost"), line(3, "lost"))
+    assert world.who(told("probe"), now=50.0) == [1]
+    assert world.who(fact("exit", signal=9), now=50.0) == []
+
+
+def test_a_health_check_that_fails_in_a_job_that_stood_still_explains_nothing() -> None:
+    world = running().at(400.0, line(1, "unhealthy")).at(430.0, Exit(0.0, 1, 137))
+    assert world.who(told("probe"), now=440.0) == []
+
+
 def test_a_job_that_was_done_is_not_stopped_any_more() -> None:
     world = running().at(11.0, line(0, "finished"), line(1, "finished")).at(20.0, line(0, "launcher_told"))
     assert world.who(told("launcher")) == []

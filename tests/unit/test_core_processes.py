@@ -68,6 +68,12 @@ def test_so_does_the_launcher() -> None:
     assert verdict([Joined(2.0, 3, None, 813), raised()])["initiating_ranks"] == [3]
 
 
+@pytest.mark.parametrize(("actor", "ranks"), [("0:3", [3]), ("1:3", []), ("0:9", [])])
+def test_verls_driver_names_an_actor_by_node_and_local_rank(actor: str, ranks: list[int]) -> None:
+    died = raised("", f"The actor died\n\tpid: 87687\n\tname: 07GxnAWorkerDict_{actor}\n\tip: 10.0.0.3")
+    assert verdict([died])["initiating_ranks"] == ranks
+
+
 @pytest.mark.parametrize("event", [raised(), raised("", f"bad ray::Worker.run() ({PROCESS}, actor_id=1f)")])
 def test_without_any_the_process_is_named(event: Raised) -> None:
     said = verdict([event])

@@ -96,6 +96,17 @@ def test_the_universe_is_the_world_where_its_size_is_known() -> None:
     assert state.universe == [0, 1, 2, 3]
 
 
+def test_a_stream_of_no_rank_speaks_for_a_job_of_which_nothing_else_is_known() -> None:
+    state = job(started_t=100.0)
+    state.world_size = 2
+    state.rank(-1).printed = True
+    assert state.voices == [0, 1]  # a launcher
+    state.rank(-1).moved_t = 110.0
+    assert state.voices == [-1]
+    state.rank(1).printed = True
+    assert state.voices == [0, 1]
+
+
 def test_silence_counts_from_whatever_was_last() -> None:
     state = job(started_t=100.0)
     assert state.silence(160.0) == 60.0

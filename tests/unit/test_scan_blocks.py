@@ -230,15 +230,19 @@ def test_torchs_checkpoint_exception_quotes_the_ranks_that_failed() -> None:
         Traceback (most recent call last):
           File "/ws/train.py", line 40, in main
             dcp.save(state, checkpoint_id=path)
-        torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([3])
+        torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([3, 5])
         Traceback (most recent call last): (RANK 3)
+          File "/opt/torch/distributed/checkpoint/utils.py", line 192, in all_reduce
+            local_data = map_fun()
+        OSError: [Errno 28] No space left on device
+        Traceback (most recent call last): (RANK 5)
           File "/opt/torch/distributed/checkpoint/utils.py", line 192, in all_reduce
             local_data = map_fun()
         OSError: [Errno 28] No space left on device
 
         """
     )
-    assert [kind.rsplit(".", 1)[-1] for kind, _ in one.chain] == ["CheckpointException", "OSError"]
+    assert [kind.rsplit(".", 1)[-1] for kind, _ in one.chain] == ["CheckpointException", "OSError", "OSError"]
 
 
 def test_an_exception_group_keeps_its_members_as_quoted() -> None:

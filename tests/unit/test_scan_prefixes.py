@@ -46,6 +46,7 @@ def test_prefixes_go_and_the_rank_stays(raw: bytes, rank: int, text: str) -> Non
 def test_torchs_tag_and_mpirun_and_srun_win_over_the_file_and_the_rest_does_not() -> None:
     assert read(b"[rank3]: x", 1).rank == 3
     assert read(b"[1,3]<stdout>:x", 1).rank == 3
+    assert read(b"[3]<stderr>:x", 1).rank == 3  # horovodrun
     assert read(b"3: x", 1).rank == 3
     assert read(b"[default3]:x", 1).rank == 1
     assert read(b"rank=3 step 9", 1).rank == 1
