@@ -1,6 +1,7 @@
 """Facts about the loops of ranks: who has left its loop while the others are in theirs; that none goes on."""
 
 from denpexd.core import cadence, machine, operations
+from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, observed
@@ -144,9 +145,10 @@ def _budget(job: JobState, limits: cadence.Limits) -> tuple[float, str]:
 
 
 def _evaluates_together(job: JobState) -> bool:
-    """All ranks, and each said so itself: then none of them waits for one that does something else."""
-    ranks = [job.ranks.get(r) for r in job.universe]
-    return len(ranks) > 1 and all(s is not None and s.phase == "eval" for s in ranks)
+    """All ranks, and each said so itself, or one stream for all: then nobody waits for one that does something else."""
+    voices = job.voices
+    ranks = [job.ranks.get(r) for r in voices]
+    return (len(ranks) > 1 or voices == [UNKNOWN_RANK]) and all(s is not None and s.phase == "eval" for s in ranks)
 
 
 def _seconded(job: JobState, now: float) -> str:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from denpexd.core.cadence import Limits
-from denpexd.core.events import Fact
+from denpexd.core.events import UNKNOWN_RANK, Fact
 from denpexd.core.evidence import Evidence
 from denpexd.core.intake import Intake
 from denpexd.core.loops import GUARD, SECONDED, stalled
@@ -58,6 +58,14 @@ def test_an_evaluation_of_all_ranks_may_take_twice_as_long_as_one_that_some_wait
     alone.rank(1).phase = "train"
     assert text(alone, STOOD + 910.0)
     assert text(job(1, phase="eval"), STOOD + 910.0)
+
+
+def test_an_evaluation_that_one_stream_tells_of_for_all_ranks_may_take_as_long():
+    merged = job(1, phase="eval")
+    merged.ranks = {UNKNOWN_RANK: merged.ranks[0]}
+    merged.ranks[UNKNOWN_RANK].rank = UNKNOWN_RANK
+    assert not stalled(merged, merged.ranks[UNKNOWN_RANK], BEYOND, STOOD + 1790.0, Limits())
+    assert stalled(merged, merged.ranks[UNKNOWN_RANK], BEYOND, STOOD + 1810.0, Limits())
 
 
 def test_that_no_process_uses_cpu_time_is_a_second_witness():
