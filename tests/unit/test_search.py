@@ -66,7 +66,7 @@ def test_words_find_a_failure_among_the_first_three(shipped: Search, words: str,
     [
         ("oom", ["cuda-out-of-memory", "cuda-oom-other-process", "rank-oom-killed"]),
         ("out of memory", ["cuda-out-of-memory"]),
-        ("hang", ["silent-hang", "nccl-init-hang", "collective-timeout-undetermined"]),
+        ("hang", ["silent-hang", "collective-timeout-undetermined", "rank-only-collective"]),
         ("stuck", ["collective-timeout-undetermined", "silent-hang"]),
         ("deadlock", ["rank-only-collective"]),
         ("nan", ["nan-loss", "nan-gradient-local"]),
