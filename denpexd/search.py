@@ -74,9 +74,8 @@ class Search:
             named = bool(asked) and asked <= frozenset().union(*self._names[rule_id])
             if named:
                 score *= (1 + math.log1p(self._referred[rule_id]) / 4) * (1.25 if asked in self._names[rule_id] else 1)
-                score *= (
-                    1.25 if asked == {rule.entry.category} else 1
-                )  # "hang": rather one of these than storage that hangs
+                if asked == {rule.entry.category}:  # "hang": rather one of these than storage that hangs
+                    score *= 1.25
             found.append(Found(rule, score, named, proven.get(rule_id, ()), words))
         return sorted(found, key=_order)[:limit]
 
