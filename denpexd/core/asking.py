@@ -45,6 +45,11 @@ class Asking:
             if now >= self._next_gpus and (slow or job.tempo.slower(*SLOWER) is not None):
                 yield from self._gpus(now, "training has become slow")
 
+    @staticmethod
+    def of_raised(now: float, rank: int) -> Want:
+        """What to ask when a rank has printed an exception."""
+        return Want(now, "process", (rank,) if rank >= 0 else (), "an exception was printed")
+
     def _stacks(self, now: float, silence: float) -> Iterator[Want]:
         if now < self._next_look:
             return

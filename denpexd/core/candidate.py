@@ -1,7 +1,7 @@
-"""What it means that a rule holds: for which ranks, on whose word, and how sure that is."""
+"""What it means that a rule holds: for which ranks, on whose word, and how sure that is; and all that hold now."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from denpexd.core.evidence import Evidence
 from denpexd.core.rule import Rule
@@ -27,3 +27,21 @@ class Candidate:
     def history(self) -> bool:
         """Everything it rests on stood in the files before the daemon came."""
         return all(e.history for e in self.evidence)
+
+
+@dataclass(slots=True)
+class Matches:
+    """The rules that match at present, since when each does, and when anything new was last heard."""
+
+    live: dict[str, Candidate] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
+    news_t: float = float("-inf")
+
+    def clear(self) -> None:
+        self.live.clear()
+        self.since.clear()
+
+    def forget_stops(self) -> None:
+        """A stop is over, and with it whatever explained it."""
+        self.live = {k: c for k, c in self.live.items() if not c.rule.stops}
+        self.since = {k: t for k, t in self.since.items() if k in self.live}

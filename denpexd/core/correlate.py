@@ -12,41 +12,16 @@ Theory of operation
 from collections.abc import Iterable, Mapping
 from typing import assert_never
 
-from denpexd.core import cadence
+from denpexd.core import cadence, touches
 from denpexd.core.asking import Asking
-from denpexd.core.events import (
-    Activity,
-    Attempt,
-    Blind,
-    Event,
-    Exit,
-    Fact,
-    Frames,
-    Hit,
-    Joined,
-    Output,
-    Raised,
-    Tick,
-    Want,
-)
+from denpexd.core.candidate import Matches
+from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frames, Hit, Joined, Output, Raised, Tick
 from denpexd.core.flight import Dump
 from denpexd.core.intake import Intake
 from denpexd.core.match import candidate
 from denpexd.core.rule import Catalog, Rule
-from denpexd.core.speaker import STOP_OVER, Matches, Speaker
+from denpexd.core.speaker import STOP_OVER, Speaker
 from denpexd.core.state import JobState
-from denpexd.core.touches import (
-    COLLECTIVE_FACTS,
-    END_FACTS,
-    FACT_OF,
-    FIELD_FACTS,
-    NUMBER_FACTS,
-    PACE_FACTS,
-    PHASE_FACTS,
-    STACK_FACTS,
-    STATED_FACTS,
-    WAIT_FACTS,
-)
 
 # Judging asks questions about single ranks, of which ten thousand have many.
 BETWEEN = 10_000  # such questions that batches may ask between two ticks; what is dirty then waits for the tick
@@ -159,15 +134,7 @@ class Correlator:
         if not isinstance(event, Hit):
             return True
         signal = self.catalog.signals.get(event.signal)
-        return signal is None or signal.role not in (
-            "progress",
-            "phase",
-            "config",
-            "handled",
-            "caught",
-            "advice",
-            "device",
-        )
+        return signal is None or signal.role not in touches.ORDINARY
 
     def _take(self, event: Event, out: list[Output]) -> None:
         match event:
@@ -178,24 +145,20 @@ class Correlator:
             case Raised():
                 self._intake.raised(event)
                 self._touch(self._index.facts("raised", "gone", "whole_nodes", "gpu_memory"), news=True)
-                self._want(out, "process", (event.rank,), "an exception was printed")
+                out.append(self._asking.of_raised(self.now, event.rank))
             case Frames():
                 self._intake.frames(event)
-                self._touch(self._index.facts(*STACK_FACTS), news=event.kind == "traceback")
+                self._touch(self._index.facts(*touches.STACK_FACTS), news=event.kind == "traceback")
             case Dump():
                 self._intake.dumped(event)
-                self._later |= self._index.facts("dump", *COLLECTIVE_FACTS)
+                self._later |= self._index.facts("dump", *touches.COLLECTIVE_FACTS)
             case Exit():
                 if self._intake.exit(event):
-                    self._touch({*self._index.facts(*END_FACTS), *self._matches.live}, news=event.code != 0)
+                    self._touch({*self._index.facts(*touches.END_FACTS), *self._matches.live}, news=event.code != 0)
             case Fact() if event.name == STOP_OVER:
                 self._speaker.stop_over(event)
             case Fact():
-                self._intake.fact(event)
-                if event.name == "placed":
-                    self._placed_anew()
-                more = FIELD_FACTS if event.name == "launched_other" else ("disk_sleep",)
-                self._touch(self._index.facts(FACT_OF.get(event.name, event.name), *more), news=False)
+                self._fact(event)
             case Joined():
                 self._intake.joined(event)
                 self._placed_anew()
@@ -211,6 +174,13 @@ class Correlator:
                 self._tick(out)
             case _:
                 assert_never(event)
+
+    def _fact(self, event: Fact) -> None:
+        self._intake.fact(event)
+        if event.name == "placed":
+            self._placed_anew()
+        more = touches.FIELD_FACTS if event.name == "launched_other" else ("disk_sleep",)
+        self._touch(self._index.facts(touches.FACT_OF.get(event.name, event.name), *more), news=False)
 
     def _hit(self, hit: Hit) -> None:
         moves, placed = self.job.moves, len(self.job.processes.ranks)
@@ -231,15 +201,15 @@ class Correlator:
         told = signal.role not in ("phase", "config", "metric") and "metric" not in hit.fields
         self._touch(self._index.signal(hit.signal), news=told)
         if signal.event:
-            self._touch(self._index.facts("told_to_stop", "oom_killed", *END_FACTS), news=True)
+            self._touch(self._index.facts("told_to_stop", "oom_killed", *touches.END_FACTS), news=True)
         if signal.role == "phase":
-            self._touch(self._index.facts(*PHASE_FACTS), news=False)
+            self._touch(self._index.facts(*touches.PHASE_FACTS), news=False)
         elif signal.role == "collateral":
-            self._touch({*self._index.facts(*WAIT_FACTS), *self._matches.live}, news=True)
+            self._touch({*self._index.facts(*touches.WAIT_FACTS), *self._matches.live}, news=True)
         if hit.fields:
-            self._touch(self._index.facts(*STATED_FACTS), news=False)
+            self._touch(self._index.facts(*touches.STATED_FACTS), news=False)
         if hit.fields and signal.role != "config":
-            self._touch(self._index.facts(*FIELD_FACTS, *NUMBER_FACTS), news=False)
+            self._touch(self._index.facts(*touches.FIELD_FACTS, *touches.NUMBER_FACTS), news=False)
 
     def _last_words(self, out: list[Output]) -> None:
         """The workers are started anew because one failed: what explains it is said now or never."""
@@ -268,7 +238,7 @@ class Correlator:
         out += self._asking.at(self.now, self.job, self.limits, slow=slow)
         if self.job.numbers_seq != self._measured:
             self._measured = self.job.numbers_seq
-            self._dirty |= self._index.facts(*PACE_FACTS)
+            self._dirty |= self._index.facts(*touches.PACE_FACTS)
         if not self._round and (self.now >= self._rest_until or self._speaker.ending):
             timed = self._index.timed if silence >= self.limits.min_silence else set()
             self._round = sorted(timed | set(self._matches.live) | self._dirty | self._later)
@@ -280,9 +250,6 @@ class Correlator:
         self._asked_at_tick = self.asked
         if not self._round:
             self._speaker.speak(out, self.now, at_tick=True)
-
-    def _want(self, out: list[Output], kind: str, ranks: tuple[int, ...], why: str) -> None:
-        out.append(Want(self.now, kind, tuple(r for r in ranks if r >= 0), why))
 
     # --- judging ----------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.incident import Incident
 from denpexd.core.launch import changed
 from denpexd.core.numbers import ranks_named, ranks_text
+from denpexd.core.rule import Entry
 from denpexd.core.stands import groups, worker
 from denpexd.core.state import JobState
 from denpexd.core.testimony import is_hang
@@ -31,19 +32,8 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
     """The whole verdict. `event`: opened | updated | closed; `state`: open | closed; times on the events' axis."""
     c = incident.candidate
     entry = c.rule.entry
-    unheard = _unheard(job)
-    names = {
-        "initiating": _who(c.initiating) if c.initiating else _process(c, job, "unknown ({})") or "unknown",
-        "collateral": _who(c.collateral),
-        "unheard": _who(unheard),
-        **{role: _who(ranks) for role, ranks in c.roles.items()},
-    }
-
-    def fill(text: str) -> str:
-        filled = _PLACE.sub(lambda m: names.get(m[1], m[0]), text)
-        return _SEVERAL.sub(r"\1anks \2", filled)
-
-    stacks = groups(job)
+    unheard, stacks, hang = _unheard(job), groups(job), is_hang(c, job)
+    fill = _filler(c, job, unheard)
     return {
         "key": incident.key,
         "job": job.job,
@@ -66,8 +56,8 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "unheard_ranks": unheard,
         "nodes": {str(r): s.node for r, s in sorted(job.ranks.items()) if s.node and r >= 0},
         "step": max((s.step for s in job.ranks.values() if s.step is not None), default=None),
-        "hang": is_hang(c, job),
-        "quick_answer": " ".join([fill(entry.quick_answer), *(_places(c, job, stacks) if is_hang(c, job) else ())]),
+        "hang": hang,
+        "quick_answer": " ".join([fill(entry.quick_answer), *(_places(c, job, stacks) if hang else ())]),
         "summary": summary(incident, job, now),
         "evidence": [_quote(e) for e in _chosen(c.evidence)],
         "stacks": stacks,
@@ -75,15 +65,30 @@ def verdict(incident: Incident, job: JobState, now: float, *, event: str, state:
         "against": against(c, job),
         "missing": missing(c, job, unheard, fill),
         "alternatives": [{"failure": f, "why_not": why} for f, why in incident.alternatives],
+        **_advice(entry, fill),
+    }
+
+
+def _filler(c: Candidate, job: JobState, unheard: Sequence[int]) -> Callable[[str], str]:
+    """What puts ranks in the places of a text."""
+    names = {
+        "initiating": _who(c.initiating) if c.initiating else _process(c, job, "unknown ({})") or "unknown",
+        "collateral": _who(c.collateral),
+        "unheard": _who(unheard),
+        **{role: _who(ranks) for role, ranks in c.roles.items()},
+    }
+    return lambda text: _SEVERAL.sub(r"\1anks \2", _PLACE.sub(lambda m: names.get(m[1], m[0]), text))
+
+
+def _advice(entry: Entry, fill: Callable[[str], str]) -> dict[str, object]:
+    """What the rule says of cause and remedy."""
+    return {
         "root_cause": fill(entry.root_cause),
         "remediation": [
             {"do": fill(s.do), "risk": s.risk} | ({"command": fill(s.command)} if s.command else {})
             for s in entry.remediation
         ],
-        "fallback": fill(entry.fallback),
-        "mitigation": fill(entry.mitigation),
-        "verification": fill(entry.verification),
-        "prevention": fill(entry.prevention),
+        **{name: fill(getattr(entry, name)) for name in ("fallback", "mitigation", "verification", "prevention")},
         "references": list(entry.references),
         "related": list(entry.related),
         "resume_safe": entry.resume_safe,

@@ -47,6 +47,34 @@ def essence(candidate: Candidate) -> tuple[object, ...]:
     return (candidate.rule.id, candidate.certainty, candidate.initiating, candidate.collateral)
 
 
+def told_over(told: Mapping[str, object], now: float) -> Mapping[str, object]:
+    """The end of an incident of which only its last verdict is known."""
+    change = {"state": "closed", "event": "closed", "revision": told_revision(told) + 1, "updated_t": now}
+    return {**told, **change}
+
+
+def told_essence(told: Mapping[str, object]) -> tuple[object, ...]:
+    """What was told, as `essence` has it."""
+    ranks = (_told_ranks(told, f"{role}_ranks") for role in ("initiating", "collateral"))
+    return (told.get("failure"), told.get("certainty"), *ranks)
+
+
+def told_revision(told: Mapping[str, object]) -> int:
+    """How often it was told."""
+    return int(str(told.get("revision", 1)))
+
+
+def _told_ranks(told: Mapping[str, object], name: str) -> tuple[int, ...]:
+    found = told.get(name)
+    return tuple(int(r) for r in found) if isinstance(found, list | tuple) else ()
+
+
+def told_stopped(told: Mapping[str, object]) -> float | None:
+    """When its last progress was, if that was told."""
+    stopped = told.get("stopped_t")
+    return float(stopped) if isinstance(stopped, int | float) else None
+
+
 def beats(a: Candidate, b: Candidate, below: Mapping[str, frozenset[str]]) -> str | None:
     """Why `a` explains the stop better than `b`, or None."""
     if b.rule.id in below[a.rule.id]:

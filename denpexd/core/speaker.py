@@ -1,10 +1,9 @@
 """What is said of a job: which matches become incidents, how those change, and when they are over."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from denpexd.core import cadence
-from denpexd.core.candidate import Candidate
+from denpexd.core.candidate import Candidate, Matches
 from denpexd.core.events import UNKNOWN_RANK, Closed, Fact, Opened, Output, Updated
 from denpexd.core.explain import verdict
 from denpexd.core.incident import (
@@ -19,29 +18,15 @@ from denpexd.core.incident import (
     make_key,
     moved_on,
     ready,
+    told_essence,
+    told_over,
+    told_revision,
+    told_stopped,
 )
 from denpexd.core.rule import Catalog, Rule
 from denpexd.core.state import JobState
 
 STOP_OVER = "stop_over"  # name of the fact that an earlier daemon has closed a stop
-
-
-@dataclass(slots=True)
-class Matches:
-    """The rules that match at present, since when each does, and when anything new was last heard."""
-
-    live: dict[str, Candidate] = field(default_factory=dict)
-    since: dict[str, float] = field(default_factory=dict)
-    news_t: float = float("-inf")
-
-    def clear(self) -> None:
-        self.live.clear()
-        self.since.clear()
-
-    def forget_stops(self) -> None:
-        """A stop is over, and with it whatever explained it."""
-        self.live = {k: c for k, c in self.live.items() if not c.rule.stops}
-        self.since = {k: t for k, t in self.since.items() if k in self.live}
 
 
 class Speaker:
@@ -83,8 +68,8 @@ class Speaker:
             if known is None:
                 del self._incidents[slot]
                 continue
-            incident.key, incident.revision = str(known["key"]), _revision(known)
-            incident.opened_t, incident.stopped_t = float(str(known["opened_t"])), _stopped(known)
+            incident.key, incident.revision = str(known["key"]), told_revision(known)
+            incident.opened_t, incident.stopped_t = float(str(known["opened_t"])), told_stopped(known)
         self._stops = max(self._stops, 1)
 
     def same_as(self, told: Mapping[str, object], now: float) -> tuple[str, list[Output]] | None:
@@ -94,11 +79,11 @@ class Speaker:
         if incident is None:
             return None
         was, incident.key = incident.key, key
-        incident.revision = max(incident.revision, _revision(told))
+        incident.revision = max(incident.revision, told_revision(told))
         out: list[Output] = []
         if was != key:
             incident.opened_t = float(str(told["opened_t"]))
-            if _said(told) != essence(incident.candidate):
+            if told_essence(told) != essence(incident.candidate):
                 self._update(out, incident)
         return was, out
 
@@ -117,7 +102,7 @@ class Speaker:
             since = began + max(2.0, 2 * (self._job.usual or 0.0))
             if self._job.moved_t is not None and self._job.moved_t > since:
                 del self._adopted[slot]
-                out.append(Closed(_ended(known, self._now)))
+                out.append(Closed(told_over(known, self._now)))
 
     # --- what to say ------------------------------------------------------------------------------------------------
 
@@ -224,11 +209,11 @@ class Speaker:
     ) -> None:
         """The incident was open before a restart: same key, and a message only if there is something new to say."""
         opened = float(str(known["opened_t"]))
-        incident = Incident(str(known["key"]), opened, c, self._job.attempt, _revision(known), self._now)
-        incident.alternatives, incident.stopped_t = others, _stopped(known)
+        incident = Incident(str(known["key"]), opened, c, self._job.attempt, told_revision(known), self._now)
+        incident.alternatives, incident.stopped_t = others, told_stopped(known)
         self._incidents[slot] = incident
         incident.said = essence(c)
-        if _said(known) != incident.said:
+        if told_essence(known) != incident.said:
             self._update(out, incident)
 
     def _update(self, out: list[Output], incident: Incident) -> None:
@@ -269,7 +254,7 @@ class Speaker:
         for slot, known in list(self._adopted.items()):
             if known["key"] == key:
                 del self._adopted[slot]
-                out.append(Closed(_ended(known, now)))
+                out.append(Closed(told_over(known, now)))
         return out
 
     def _speak_degradation(self, out: list[Output], slot: str, c: Candidate | None) -> None:
@@ -302,29 +287,3 @@ class Speaker:
 def _quotes(c: Candidate, said: set[tuple[str, int]]) -> bool:
     """Whether it rests on the very lines that others rest on."""
     return any(e.kind == "log" and (e.source, e.offset) in said for e in c.evidence)
-
-
-def _ended(known: Mapping[str, object], now: float) -> Mapping[str, object]:
-    """The end of an incident of which only its last verdict is known."""
-    change = {"state": "closed", "event": "closed", "revision": _revision(known) + 1, "updated_t": now}
-    return {**known, **change}
-
-
-def _said(told: Mapping[str, object]) -> tuple[object, ...]:
-    """The essence of what was told."""
-    ranks = (_ranks(told, f"{role}_ranks") for role in ("initiating", "collateral"))
-    return (told.get("failure"), told.get("certainty"), *ranks)
-
-
-def _revision(verdict_: Mapping[str, object]) -> int:
-    return int(str(verdict_.get("revision", 1)))
-
-
-def _ranks(verdict_: Mapping[str, object], name: str) -> tuple[int, ...]:
-    found = verdict_.get(name)
-    return tuple(int(r) for r in found) if isinstance(found, list | tuple) else ()
-
-
-def _stopped(known: Mapping[str, object]) -> float | None:
-    stopped = known.get("stopped_t")
-    return float(stopped) if isinstance(stopped, int | float) else None

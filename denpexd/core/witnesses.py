@@ -2,17 +2,16 @@
 
 import re
 from dataclasses import replace
-from functools import lru_cache
 
 from denpexd.core.arrivals import Arrivals
-from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frame, Frames, Joined, Raised
+from denpexd.core.events import UNKNOWN_RANK, Attempt, Exit, Fact, Frames, Joined, Raised
 from denpexd.core.evidence import Evidence
 from denpexd.core.flight import Dump, outline
 from denpexd.core.numbers import MAX_RANKS, counter
-from denpexd.core.raised import chain_matches, is_type, weighed
+from denpexd.core.raised import Texts, weighed
 from denpexd.core.rank import RankState
 from denpexd.core.records import Collective, Dumped, Exited, Launch, Processes, RaisedBy, Round, Snapshot, Told
-from denpexd.core.rule import Catalog, Signal
+from denpexd.core.rule import Catalog
 from denpexd.core.state import MAX_GROUPS, MAX_ROUNDS, MAX_TOLD, JobState
 from denpexd.core.timers import Timers
 
@@ -27,47 +26,6 @@ _FAILED_RANKS = re.compile(r"\bCheckpointException ranks:dict_keys\(\[([\d, ]+)\
 _SIGNALS = {"SIGKILL": "9", "SIGTERM": "15", "SIGINT": "2", "SIGHUP": "1"}
 
 
-class Texts:
-    """What the rules of a catalogue see in exceptions and stacks.
-
-    Ten thousand ranks raise the same at once, and stand at the same place: it is worked out once, for all jobs.
-    """
-
-    def __init__(self, catalog: Catalog) -> None:
-        signals = catalog.signals.values()
-        self._exceptions = [s for s in signals if s.fact == "raised"]
-        self._frames = [s for s in signals if s.kind == "frame"]
-        self._others = [s for s in signals if s.kind == "log" and s.role in ("collateral", "teardown", "event")]
-        self._of_types = lru_cache(maxsize=256)(self._with_types)
-        self.fits = lru_cache(maxsize=256)(self._fits)
-        self.hits = lru_cache(maxsize=256)(self._hits)
-        self.harmless = lru_cache(maxsize=256)(self._harmless)
-
-    def _fits(self, chain: tuple[tuple[str, str], ...]) -> frozenset[str]:
-        """The signals that ask for the type and the message of one of these exceptions."""
-        return frozenset(s.id for s in self._of_types(tuple(name for name, _ in chain)) if chain_matches(s, chain))
-
-    def _with_types(self, names: tuple[str, ...]) -> list[Signal]:
-        """The signals that ask for one of these types: messages differ from rank to rank, types hardly."""
-        return [s for s in self._exceptions if any(is_type(s, name) for name in names)]
-
-    def _hits(self, frames: tuple[Frame, ...]) -> dict[str, Frame]:
-        """By signal the innermost frame that fits it."""
-        found = {}
-        for signal in self._frames:
-            looked = _callers(signal, frames)
-            frame = next((f for f in looked if _frame_fits(signal, f.canonical, f.qualified)), None)
-            if frame is not None:
-                found[signal.id] = frame
-        return found
-
-    def _harmless(self, text: str, placed: str) -> bool:
-        """Whether the exception says nothing about its own rank; `except` also sees the innermost frame."""
-        return any(
-            s.matcher and s.matcher.search(text) and not (s.exclude and s.exclude.search(placed)) for s in self._others
-        )
-
-
 class Witnesses:
     """Takes in what others than lines tell."""
 
@@ -79,9 +37,8 @@ class Witnesses:
             state.raised = [replace(known, fits=self._fits(known.event.chain)) for known in state.raised]
 
     def raised(self, event: Raised) -> None:
-        event = (
-            replace(event, rank=self._rank_of(event.process, event.source, event.offset)) if event.process else event
-        )
+        if event.process:
+            event = replace(event, rank=self._rank_of(event.process, event.source, event.offset))
         state = self.job.rank(event.rank)
         state.printed, state.last_t = True, max(state.last_t, event.t)
         failed = _failed_ranks(event)
@@ -128,15 +85,8 @@ class Witnesses:
         state = self.job.rank(event.rank)
         state.looked_at = True
         before, since = state.dump, event.t
-        if (
-            before is not None
-            and before.dump.t >= state.moved_t
-            and (before.dump.ops, before.dump.progress)
-            == (
-                event.ops,
-                event.progress,
-            )
-        ):
+        shown = (event.ops, event.progress)
+        if before and before.dump.t >= state.moved_t and (before.dump.ops, before.dump.progress) == shown:
             since = min(before.since, event.t)
         state.dump = Dumped(outline(event), self.job.seq, since)
 
@@ -146,11 +96,11 @@ class Witnesses:
         unplaced = self.job.ranks.get(UNKNOWN_RANK)
         announced = state.killing | (unplaced.killing if unplaced else set())
         if event.code is None:
+            if state.exits:
+                return False
             forced = bool(state.killing)
         else:
             forced = bool({str(-event.code), str(event.code - 128)} & announced)
-        if event.code is None and state.exits:
-            return False
         if any(e.event.code == event.code and e.event.source == event.source for e in state.exits):
             return False
         state.exits.append(Exited(event, self.job.seq, forced))
@@ -167,39 +117,34 @@ class Witnesses:
         state = self.job.rank(rank)
         if name in (NODE_SILENT, NODE_HEARD):
             state.lost = name == NODE_SILENT and not state.exits and state.phase != "end"
-            return
-        if name == "placed":
+        elif name == "placed":
             state.place, state.cgroup = (fields.get("pci"), fields.get("gpu")), fields.get("cgroup")
-            return
-        if name == "launcher_killing":
+        elif name == "launcher_killing":
             state.killing.add(_SIGNALS.get(fields.get("signal", ""), fields.get("signal", "15")))
             state.killing_t = min(state.killing_t, event.t)
-            return
-        if name == "attempt_failed":
+        elif name == "attempt_failed":
             self._round(event)
-            return
-        if name == "oom_killed" and rank == UNKNOWN_RANK:
-            return  # somebody else's process
-        if name in ("running", "resumed"):
+        elif name in ("running", "resumed"):
             state.looked_at = True
             state.states.pop("frozen", None)
             state.states.pop("disk_sleep", None)
-            return
-        if name in ("launch", "launch_before"):
+        elif name in ("launch", "launch_before"):
             self.job.launch.take(name, fields)
-            return
-        if name == "recent":
+        elif name == "recent":
             self.job.recent = fields.get("recent") != "false"
-            return
-        if name == "launched_other":
+        elif name == "launched_other":
             said = Evidence(rank, "ras", event.source, 0, event.t, event.text, "", seq=self.job.seq)
             self._stands_in(state, fields.get("group", ""), fields.get("op", ""), said)
-            return
-        means = (
-            fields.get("how", "") if name == "evidence_unavailable" else f"a witness reports: {name.replace('_', ' ')}"
-        )
-        text = event.text or fields.get("why", "") or name.replace("_", " ")
-        key = f"unavailable {fields.get('kind', '')}" if name == "evidence_unavailable" else name
+        elif name != "oom_killed" or rank != UNKNOWN_RANK:  # else somebody else's process
+            self._keep(state, event)
+
+    def _keep(self, state: RankState, event: Fact) -> None:
+        """A fact that is evidence by itself: the newest of its kind."""
+        fields, name = event.fields, event.name
+        words = name.replace("_", " ")
+        means, key, text = f"a witness reports: {words}", name, event.text or fields.get("why", "") or words
+        if name == "evidence_unavailable":
+            means, key = fields.get("how", ""), f"unavailable {fields.get('kind', '')}"
         if name in ("exhausted", "eased"):
             key = f"{name} {fields.get('what', '')}"
             known, eased = state.states.get(key), state.states.get(f"eased {fields.get('what', '')}")
@@ -207,7 +152,9 @@ class Witnesses:
                 return  # told again: it has been full since then
         kind = "launcher" if name.startswith("launcher") else KINDS.get(event.source, "process")
         kind = "system" if name == "exhausted" else kind
-        state.states[key] = Evidence(rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq)
+        state.states[key] = Evidence(
+            state.rank, kind, event.source, event.offset, event.t, text, means, seq=self.job.seq
+        )
         if name == "frozen" and fields.get("state") == "D":
             state.states["disk_sleep"] = state.states[key]
         if name != "evidence_unavailable" and kind == "process":
@@ -307,18 +254,3 @@ def _failed_ranks(event: Raised) -> set[int]:
 
 def _same(a: Frames, b: Frames) -> bool:
     return [(f.function, f.path, f.line) for f in a.frames] == [(f.function, f.path, f.line) for f in b.frames]
-
-
-def _callers(signal: Signal, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
-    """The frames that count: with `outside`, only those that lead to the outermost frame which fits it."""
-    matcher = signal.param_matchers.get("outside")
-    if matcher is None:
-        return frames
-    inner = max((i for i, f in enumerate(frames) if matcher.search(f.canonical)), default=-1)
-    return frames[inner + 1 :]
-
-
-def _frame_fits(signal: Signal, canonical: str, qualified: str) -> bool:
-    if signal.matcher is None or not (signal.matcher.search(canonical) or signal.matcher.search(qualified)):
-        return False
-    return not (signal.exclude and (signal.exclude.search(canonical) or signal.exclude.search(qualified)))
