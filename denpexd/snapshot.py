@@ -6,7 +6,6 @@ from dataclasses import replace
 from denpexd.core.cadence import Limits, suspicion
 from denpexd.core.loops import due
 from denpexd.core.rank import RankState
-from denpexd.core.rank import RankState as CoreRank
 from denpexd.core.state import JobState
 from denpexd.daemon import Daemon
 from denpexd.notify.redact import redact_name
@@ -81,11 +80,8 @@ class DaemonView:
         """All counters, copied."""
         daemon = self._daemon
         now, packs, states = daemon.clock.wall(), daemon.rules.packs.states, daemon.reader.states
-        jobs, open_now = daemon.pipeline.jobs.values(), daemon.pipeline.open_labels
-        return Stats(
-            engine=daemon.pipeline.scanner.engine_name,
-            lines=daemon.pipeline.lines,
-            bytes=daemon.pipeline.bytes,
+        return replace(
+            self._of_jobs(),
             file_lag_bytes=daemon.reader.lag,
             files=states,
             read_errors=dict(daemon.reader.errors),
@@ -93,8 +89,6 @@ class DaemonView:
             truncations=daemon.reader.events["truncated"],
             rotations=daemon.reader.events["rotated"] + daemon.reader.events["replaced"],
             watch_overflows=daemon.reader.overflows,
-            lines_repeated=daemon.pipeline.repeated,
-            lines_truncated=daemon.pipeline.truncated,
             outbox_pending=daemon.store.pending(),
             outbox_oldest_seconds=daemon.store.oldest_age(now),
             notifications=dict(daemon.deliverer.counters),
@@ -108,15 +102,8 @@ class DaemonView:
             evidence_seconds=dict(daemon.collector.seconds),
             evidence_pause_seconds=daemon.collector.pause,
             evidence_outcomes=dict(daemon.collector.counts),
-            suspected_hangs=daemon.pipeline.suspected,
-            detect_seconds=daemon.pipeline.toll.detected,
-            idle_gpu_seconds=dict(daemon.pipeline.toll.idle),
-            incidents=dict(daemon.pipeline.settled + open_now),
-            incidents_open=dict(open_now),
-            fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
             bundles={} if daemon.keeper is None else daemon.keeper.counts,
             bundle_bytes=0 if daemon.keeper is None else daemon.keeper.shelf.bytes,
-            tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
             kept=self._kept(),
             forgotten=self._forgotten(),
             # every file there was is unreadable
@@ -127,6 +114,25 @@ class DaemonView:
             rules={state.pack.name: state.rules for state in packs},
             rule_errors={state.pack.name: len(state.errors) for state in packs},
             hub=daemon.counts(),
+        )
+
+    def _of_jobs(self) -> Stats:
+        """What the pipeline counts."""
+        pipeline = self._daemon.pipeline
+        jobs, open_now = pipeline.jobs.values(), pipeline.open_labels
+        return Stats(
+            engine=pipeline.scanner.engine_name,
+            lines=pipeline.lines,
+            bytes=pipeline.bytes,
+            lines_repeated=pipeline.repeated,
+            lines_truncated=pipeline.truncated,
+            suspected_hangs=pipeline.suspected,
+            detect_seconds=pipeline.toll.detected,
+            idle_gpu_seconds=dict(pipeline.toll.idle),
+            incidents=dict(pipeline.settled + open_now),
+            incidents_open=dict(open_now),
+            fingerprint_hits={(job.name, rule): n for job in jobs for rule, n in job.core.fingerprints.items()},
+            tape_bytes=sum(job.tape.bytes for job in jobs if job.tape is not None),
         )
 
     def _kept(self) -> dict[str, int]:
@@ -205,8 +211,7 @@ def _rank_view(
 
 def _step_seconds(job: JobState) -> float | None:
     """Usual seconds a step: the gap between two progress lines, divided by the steps between them."""
-    busiest: CoreRank | None = job.busiest
-    return busiest.rhythm.step_seconds if busiest else None
+    return job.busiest.rhythm.step_seconds if job.busiest else None
 
 
 def _ranks(verdict: Verdict, name: str) -> list[int]:

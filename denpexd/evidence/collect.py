@@ -14,7 +14,8 @@ from denpexd.evidence.cpu_time import CpuTime
 from denpexd.evidence.flight_watch import FlightRecorder
 from denpexd.evidence.frozen import FrozenRanks, frozen
 from denpexd.evidence.looks import Looks
-from denpexd.evidence.procs import Claim, Processes, RankProcess
+from denpexd.evidence.procs import Processes, RankProcess
+from denpexd.evidence.ranks import Claim
 from denpexd.evidence.stacks import PySpy
 
 log = logging.getLogger(__name__)

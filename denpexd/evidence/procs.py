@@ -5,15 +5,24 @@ Every call reads files and blocks for some microseconds a process of the node: k
 
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.errors import EvidenceUnavailable
 from denpexd.evidence.procfs import About, ProcFs, file_id
-from denpexd.evidence.ranks import DEAD_STATES, Found, Row, ancestors, children, choose, descendants
+from denpexd.evidence.ranks import (
+    DEAD_STATES,
+    Claim,
+    Found,
+    Row,
+    ancestors,
+    children,
+    choose,
+    descendants,
+    shared_by_jobs,
+)
 
 _LOOKS_UNTIL_SETTLED = 3
 _LONGEST_PIPELINE = 8  # programs between the ranks and what is watched
@@ -52,25 +61,6 @@ class RankProcess:
     def is_same(self, other: "RankProcess") -> bool:
         """Whether both speak of one process: pids are used again, the start tells them apart."""
         return (self.pid, self.start) == (other.pid, other.start)
-
-
-@dataclass(slots=True)
-class Claim:
-    """What ties one job of this node to the watched files.
-
-    `files`: those it writes, with the rank or UNKNOWN_RANK (several ranks or the launcher write it); `pipe`: it writes
-    into the pipe we read; `elsewhere`: a file that is not watched and takes the output of a rank, or "".
-    """
-
-    job: str
-    files: dict[Path, int] = field(default_factory=dict)
-    pipe: bool = False
-    elsewhere: str = ""
-
-    @property
-    def ours(self) -> bool:
-        """Whether it is certainly the job whose output is watched."""
-        return self.pipe or bool(self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +133,7 @@ class Processes:
 
         OSError: the process table cannot be read.
         """
-        wanted: dict[tuple[int, int], list[Path]] = {}
-        names: set[str] = set()
-        for path in paths:
-            try:
-                wanted.setdefault(file_id(path), []).append(path)
-                # Whoever holds a file has it under its own name; only a link has another (resolving all is slow).
-                names.add(path.resolve().name if path.is_symlink() else path.name)
-            except OSError:
-                continue
+        wanted, names = _known_by(paths)
 
         @functools.cache
         def written(pid: int) -> list[Path]:
@@ -180,7 +162,7 @@ class Processes:
                 for path in written(pid):  # torchrun holds the files of its ranks too
                     claims[job].files.setdefault(path, UNKNOWN_RANK)
                 claims[job].pipe = claims[job].pipe or not pipes.isdisjoint(self._fs.links(pid, 1, 2))
-        return _shared_by_jobs(list(claims.values()))
+        return shared_by_jobs(list(claims.values()))
 
     def _pipes(self, written: Callable[[int], list[Path]]) -> set[str]:
         """What leads to us: our pipe, those written to watched files (`job | tee x.log`), and those that feed them."""
@@ -294,14 +276,20 @@ class Processes:
         return result
 
 
+def _known_by(paths: Iterable[Path]) -> tuple[dict[tuple[int, int], list[Path]], set[str]]:
+    """Files by their identity, and the names under which whoever holds them has them."""
+    wanted: dict[tuple[int, int], list[Path]] = {}
+    names: set[str] = set()
+    for path in paths:
+        try:
+            wanted.setdefault(file_id(path), []).append(path)
+            # Only a link has another name than its file (resolving all is slow).
+            names.add(path.resolve().name if path.is_symlink() else path.name)
+        except OSError:
+            continue
+    return wanted, names
+
+
 def _is_file(link: str) -> bool:
     """Whether a link of /proc/PID/fd leads to a file and not to a pipe, socket, terminal or device."""
     return link.startswith("/") and not link.startswith(("/dev/", "/memfd:"))
-
-
-def _shared_by_jobs(claims: list[Claim]) -> list[Claim]:
-    """A file that several jobs write is nobody's own."""
-    writers = Counter(path for claim in claims for path in claim.files)
-    for claim in claims:
-        claim.files |= dict.fromkeys((path for path in claim.files if writers[path] > 1), UNKNOWN_RANK)
-    return claims

@@ -1,12 +1,16 @@
 """Which processes are ranks: pure decisions over a table of processes and their environments.
 
 A rank is told by the environment its launcher gave it. Children inherit that environment (data loader workers, shells),
-launchers carry a weaker form of it (a pod's RANK is the node's), so the choice needs the whole tree.
+launchers carry a weaker form of it (a pod's RANK is the node's), so the choice needs the whole tree. Which job is ours,
+the files tell that its processes write.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from denpexd.core.events import UNKNOWN_RANK
 
 _MOST_RANKS = 1_000_000
 _DEEPEST = 64
@@ -75,6 +79,25 @@ class Found:
     workers: tuple[int, ...] = field(default=())
 
 
+@dataclass(slots=True)
+class Claim:
+    """What ties one job of this node to the watched files.
+
+    `files`: those it writes, with the rank or UNKNOWN_RANK (several ranks or the launcher write it); `pipe`: it writes
+    into the pipe we read; `elsewhere`: a file that is not watched and takes the output of a rank, or "".
+    """
+
+    job: str
+    files: dict[Path, int] = field(default_factory=dict)
+    pipe: bool = False
+    elsewhere: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is certainly the job whose output is watched."""
+        return self.pipe or bool(self.files)
+
+
 def identify(environ: Mapping[str, str]) -> Identity | None:
     """The rank an environment states, or None; numbers that make no sense count as absent."""
     for level, source in enumerate(_SOURCES):
@@ -123,6 +146,14 @@ def choose(table: Mapping[int, Row], barred: Collection[tuple[int, int]] = (), r
         for _, row in sorted(best.items())
         if row.identity is not None
     ]
+
+
+def shared_by_jobs(claims: list[Claim]) -> list[Claim]:
+    """A file that several jobs write is nobody's own."""
+    writers = Counter(path for claim in claims for path in claim.files)
+    for claim in claims:
+        claim.files |= dict.fromkeys((path for path in claim.files if writers[path] > 1), UNKNOWN_RANK)
+    return claims
 
 
 def ancestors(pid: int, table: Mapping[int, Row]) -> Iterator[int]:

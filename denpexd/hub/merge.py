@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from denpexd.core.events import UNKNOWN_RANK, Activity, Attempt, Blind, Event, Exit, Fact, Hit, Joined, Raised
 from denpexd.core.witnesses import NODE_HEARD, NODE_SILENT
 from denpexd.hub.axis import Axis
-from denpexd.hub.wire import Message
+from denpexd.hub.wire import Message, Row
 
 SETTLE = 4.0  # a node sends what is remarkable within two seconds, and the rest within three
 SILENT = 35.0  # three heartbeats and a little
@@ -84,20 +84,22 @@ class Merge:
         if head:
             self._wait(stamp, head)
         for row in message.rows:
-            last = node.read.get(row.start)
-            if last is not None and row.number <= last:
-                self.repeated += 1
-                continue
-            if last is not None and row.number > last + 1:
-                self.lost += row.number - last - 1
-                self._wait(stamp, [Blind(stamp, stamp)])  # silence in between proves nothing
-            node.read[row.start] = row.number
-            while len(node.read) > _STARTS:
-                del node.read[next(iter(node.read))]
-            for batch in row.batches:
-                told = [event for one in batch for event in self._told(node, one)]
-                if told:
-                    self._wait(max(event.t for event in told), told)
+            self._row(node, row, stamp)
+
+    def _row(self, node: Node, row: Row, stamp: float) -> None:
+        last = node.read.get(row.start)
+        if last is not None and row.number <= last:
+            self.repeated += 1
+            return
+        if last is not None and row.number > last + 1:
+            self.lost += row.number - last - 1
+            self._wait(stamp, [Blind(stamp, stamp)])  # silence in between proves nothing
+        node.read[row.start] = row.number
+        while len(node.read) > _STARTS:
+            del node.read[next(iter(node.read))]
+        for batch in row.batches:
+            if told := [event for one in batch for event in self._told(node, one)]:
+                self._wait(max(event.t for event in told), told)
 
     def _wait(self, t: float, events: Sequence[Event]) -> None:
         self._number += 1

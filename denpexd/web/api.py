@@ -4,7 +4,7 @@ The daemon gives one View (web/view.py); answers that can be long are made in th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -20,47 +20,16 @@ from denpexd.clock import Clock, SystemClock
 from denpexd.errors import RequestError
 from denpexd.web.changes import Changes
 from denpexd.web.exposition import Exposition
-from denpexd.web.gate import Gate, answer_error, is_loopback
+from denpexd.web.gate import Gate, answer_error
 from denpexd.web.live import Live
 from denpexd.web.page import Console
 from denpexd.web.pages import Pages
 from denpexd.web.rest import Rest
-from denpexd.web.server import bind, serve
-from denpexd.web.view import (
-    RANK_STATES,
-    Actions,
-    IncidentLabels,
-    JobView,
-    PackView,
-    RankState,
-    RankView,
-    Reference,
-    Stats,
-    Verdict,
-    View,
-)
-
-__all__ = [
-    "RANK_STATES",
-    "IncidentLabels",
-    "JobView",
-    "PackView",
-    "RankState",
-    "RankView",
-    "Stats",
-    "Verdict",
-    "View",
-    "bind",
-    "create_app",
-    "is_loopback",
-    "serve",
-    "verdict_schema",
-]
+from denpexd.web.view import Actions, Reference, View
 
 THREADS = 2
 _HERE = Path(__file__).parent
 _T = TypeVar("_T")
-
 
 Handler = Callable[[Request], Awaitable[Response]]
 Reload = Callable[[], Awaitable[tuple[bool, str]]]
@@ -85,51 +54,54 @@ def create_app(
     are told what changed. `app.state.live` is closed before the server is, or listeners would hold it up.
     """
     routes = _Routes(view, reload, reference, actions, clock or SystemClock())
-    rest, pages, changes = routes.rest, routes.pages, Changes(actions)
     app = Starlette(
-        routes=[
-            # Before the path of an incident, which would take it for one.
-            Route("/api/v1/incidents/{key:path}/ack", changes.acknowledge, methods=["POST"]),
-            *(Route(path, handler, methods=["GET"]) for path, handler in (
-                ("/metrics", routes.metrics),
-                ("/healthz", routes.healthz),
-                ("/readyz", routes.readyz),
-                ("/api/v1/incidents", rest.incidents),
-                ("/api/v1/incidents/{key:path}/decisions", rest.decisions),
-                ("/api/v1/incidents/{key:path}", rest.incident),
-                ("/api/v1/jobs", rest.jobs),
-                ("/api/v1/jobs/{job:path}/ranks/{rank:int}", rest.rank),
-                ("/api/v1/jobs/{job:path}/ranks", rest.ranks),
-                ("/api/v1/jobs/{job:path}/recording", rest.recording),
-                ("/api/v1/jobs/{job:path}", rest.job),
-                ("/api/v1/failures", rest.failures),
-                ("/api/v1/failures/{failure}", rest.failure),
-                ("/api/v1/rules", rest.rules),
-                ("/api/v1/history", changes.history),
-                ("/api/v1/fixes", changes.fixes),
-                ("/api/v1/events", rest.events),
-                ("/api/v1/schema", rest.schema),
-                ("/api/v1/openapi.json", rest.openapi),
-                ("/", pages.overview),
-                ("/incidents", pages.incidents),
-                ("/incidents/{key:path}", pages.incident),
-                ("/jobs/{job:path}", pages.job),
-                ("/encyclopedia", pages.encyclopedia),
-                ("/encyclopedia/{failure}", pages.entry),
-                ("/health", pages.health),
-            )),
-            _either("/api/v1/silences", changes.silences, changes.add_silence),
-            _either("/diagnose", pages.paste, pages.diagnose),
-            Route("/api/v1/diagnose", rest.diagnose, methods=["POST"]),
-            Route("/api/v1/silences/{id}", changes.expire_silence, methods=["DELETE"]),
-            Route("/-/reload", routes.reload, methods=["POST"]),
-            Route("/static/{name}", routes.static, methods=["GET"]),
-        ],
+        routes=list(_table(routes, Changes(actions))),
         middleware=[Middleware(Gate, host=host, token=token, allowed_hosts=allowed_hosts)],
         exception_handlers={HTTPException: _http_error, RequestError: _request_error},
-    )  # fmt: skip
+    )
     app.state.live = routes.live
     return app
+
+
+def _table(routes: "_Routes", changes: Changes) -> Iterator[Route]:
+    rest, pages = routes.rest, routes.pages
+    # Before the path of an incident, which would take it for one.
+    yield Route("/api/v1/incidents/{key:path}/ack", changes.acknowledge, methods=["POST"])
+    for path, handler in (
+        ("/metrics", routes.metrics),
+        ("/healthz", routes.healthz),
+        ("/readyz", routes.readyz),
+        ("/api/v1/incidents", rest.incidents),
+        ("/api/v1/incidents/{key:path}/decisions", rest.decisions),
+        ("/api/v1/incidents/{key:path}", rest.incident),
+        ("/api/v1/jobs", rest.jobs),
+        ("/api/v1/jobs/{job:path}/ranks/{rank:int}", rest.rank),
+        ("/api/v1/jobs/{job:path}/ranks", rest.ranks),
+        ("/api/v1/jobs/{job:path}/recording", rest.recording),
+        ("/api/v1/jobs/{job:path}", rest.job),
+        ("/api/v1/failures", rest.failures),
+        ("/api/v1/failures/{failure}", rest.failure),
+        ("/api/v1/rules", rest.rules),
+        ("/api/v1/history", changes.history),
+        ("/api/v1/fixes", changes.fixes),
+        ("/api/v1/events", rest.events),
+        ("/api/v1/schema", rest.schema),
+        ("/api/v1/openapi.json", rest.openapi),
+        ("/", pages.overview),
+        ("/incidents", pages.incidents),
+        ("/incidents/{key:path}", pages.incident),
+        ("/jobs/{job:path}", pages.job),
+        ("/encyclopedia", pages.encyclopedia),
+        ("/encyclopedia/{failure}", pages.entry),
+        ("/health", pages.health),
+        ("/static/{name}", routes.static),
+    ):
+        yield Route(path, handler, methods=["GET"])
+    yield _either("/api/v1/silences", changes.silences, changes.add_silence)
+    yield _either("/diagnose", pages.paste, pages.diagnose)
+    yield Route("/api/v1/diagnose", rest.diagnose, methods=["POST"])
+    yield Route("/api/v1/silences/{id}", changes.expire_silence, methods=["DELETE"])
+    yield Route("/-/reload", routes.reload, methods=["POST"])
 
 
 def _either(path: str, get: Handler, post: Handler) -> Route:

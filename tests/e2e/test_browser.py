@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import pytest
 from stand import ENTRY, Stand, job, stand, verdict
 
-from denpexd.web.api import RankView, bind, create_app, serve
-from denpexd.web.view import JobView, Pace, Told
+from denpexd.web.api import create_app
+from denpexd.web.server import bind, serve
+from denpexd.web.view import JobView, Pace, RankView, Told
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [

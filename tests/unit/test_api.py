@@ -22,19 +22,11 @@ import stand
 
 from denpexd.errors import SettingsError
 from denpexd.supervise import sd_notify
-from denpexd.web.api import (
-    RANK_STATES,
-    JobView,
-    PackView,
-    RankView,
-    Stats,
-    bind,
-    create_app,
-    is_loopback,
-    serve,
-    verdict_schema,
-)
+from denpexd.web.api import create_app, verdict_schema
+from denpexd.web.gate import is_loopback
 from denpexd.web.page import duration, rank_ranges
+from denpexd.web.server import bind, serve
+from denpexd.web.view import RANK_STATES, JobView, PackView, RankView, Stats
 
 DOCS = Path(__file__).parents[2] / "docs"
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> \udcff"

@@ -19,7 +19,8 @@ from denpexd.errors import DaemonError, SettingsError
 from denpexd.notify.text import cells
 from denpexd.settings import Settings
 from denpexd.status import SHOWN, as_text, ask
-from denpexd.web.api import bind, create_app, serve
+from denpexd.web.api import create_app
+from denpexd.web.server import bind, serve
 from denpexd.web.view import JobView, RankView, Stats
 
 INCIDENT = {

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from denpexd.cli import main
 from denpexd.core.events import UNKNOWN_RANK
-from denpexd.evidence.procs import Claim
+from denpexd.evidence.ranks import Claim
 from denpexd.ingest.discover import Discovery, why_no_log
 from denpexd.notify.text import cells
 from denpexd.settings import Settings

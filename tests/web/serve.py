@@ -5,7 +5,8 @@ import sys
 
 from stand import stand
 
-from denpexd.web.api import bind, create_app, serve
+from denpexd.web.api import create_app
+from denpexd.web.server import bind, serve
 
 if __name__ == "__main__":
     daemon = stand()
