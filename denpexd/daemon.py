@@ -99,7 +99,9 @@ class Daemon:
         self.pipeline, self.reader, self.store = pipeline, reader, store
         self.deliverer, self.collector, self.clock = deliverer, collector, clock
         self.uplink = uplink
-        self.ledger = Ledger(reader.positions, store, deliverer, alerting(settings), clock, self._beside())
+        self.ledger = Ledger(
+            lambda: reader.positions(pipeline.is_amid), store, deliverer, alerting(settings), clock, self._beside()
+        )
         self.stopping = asyncio.Event()
         self.rules, self.keeper, self.launches, self._prepare = rules, keeper, launches, prepare
         self.supervisor = Supervisor(clock)

@@ -33,6 +33,7 @@ from denpexd.watched import Job, Outcome
 log = logging.getLogger(__name__)
 
 QUIET = 86400.0  # seconds after which a job that says nothing, and of which nothing is open, is forgotten
+LATELY = 600.0  # seconds before a restart: what a job said then may have to be told yet, even if its files are gone
 GONE_QUIET = 3600.0  # and one that has no file any more, whatever is open
 MOST_JOBS = 2_000
 MOST_COUNTED = 5_000  # label sets of settled incidents; older ones are counted under OTHER
@@ -66,6 +67,7 @@ class Pipeline:
         self.settled: Counter[tuple[str, str, str, str]] = Counter()
         self.toll = Toll(start_t)
         self._named: set[str] = set()  # jobs that files are there of
+        self._unsettled: set[str] = set()  # jobs that said something just before the restart
         self._start_t, self._limits, self._max_line, self._record = start_t, limits, max_line, record
         self._now = start_t
         self.journals = True  # whether what the cores were fed is to be kept in the state
@@ -111,6 +113,8 @@ class Pipeline:
             core, tape = self.job(job).core, self.job(job).tape
             if tape is not None:
                 tape.known([*known, Blind(now, now)])
+            if known and now - known[-1].t < LATELY:
+                self._unsettled.add(job)
             core.restore(known, [v for v in open_verdicts if v["job"] == job], now)
         for verdict in open_verdicts:
             self.toll.resume(verdict, now)
@@ -192,7 +196,7 @@ class Pipeline:
         return (stream for job in self.jobs.values() for stream in job.streams.values())
 
     def _is_judged(self, job: Job) -> bool:
-        """A job of the journal that no file belongs to says nothing by its silence."""
+        """A job of the journal that no file belongs to says nothing by its silence: see `tick` for its last words."""
         return not self._named or job.name in self._named or job.core.is_open
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -271,7 +275,15 @@ class Pipeline:
             over = [] if job.is_large else [event for events in job.ends(t) for event in events]  # else see `idle`
             outcome.merge(self.take(job, [*over, Tick(t)]))
             self.toll.tick(job.core.job, t)
+        for name in self._unsettled & self.jobs.keys():
+            if not self._is_judged(self.jobs[name]):
+                outcome.merge(self.say(name, self.jobs[name].core.feed([Blind(t, t), Tick(t)])))
         return outcome
+
+    def is_amid(self, found: Found) -> bool:
+        """Whether something of several lines has begun in a file and is not told yet."""
+        job = self.jobs.get(found.job)
+        return job is not None and job.is_amid(found.path)
 
     def flush(self, t: float) -> Outcome:
         """No more bytes will come: unfinished lines count as lines."""

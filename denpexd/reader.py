@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 LEFT = "\n(rotated)"  # key of the file that had this path before the last rotation: not to be read again
 _SAMPLE = 4096  # first bytes that tell whether a file is text
 RECENT = 600.0  # a file written within this many seconds belongs to a job that may still be alive
+AMID = 30.0  # seconds for which the position of a file that is amid something is held back at most
 GONE = 600.0  # seconds after which a file that is not found any more is forgotten
 LEFT_FOR = 7 * 86400.0  # seconds for which the position of a file that is not there is kept
 _UNWANTED = float("-inf")  # since then gone: a file that is not to be watched any more
@@ -61,6 +62,7 @@ class Reader:
         self._mount_of: dict[Path, str | None] = {}
         self._first = True  # what stands in the files that are found next was there before us
         self._moved: dict[Path, Position | None] = {}  # read since their positions were handed out
+        self._amid: dict[Path, float] = {}  # those of them whose positions are held back, and since when
         self._gone: dict[Path, float] = {}  # files that are not found any more, and since when
         self._dropped: list[str] = []  # rows of the state that are to be deleted
         self._left = dict.fromkeys(saved, clock.now())  # rows of files that are not there, and since when
@@ -208,9 +210,17 @@ class Reader:
         level = logging.WARNING if read.event == "unreadable" else logging.INFO
         log.log(level, "%s: %s%s", tail.path, read.event, f": {tail.error}" if tail.error else "")
 
-    def positions(self) -> dict[str, str | None]:
-        """Where the files were read to that were read since the last call, as rows for the state; None: forgotten."""
-        moved, self._moved = self._moved, {}
+    def positions(self, is_amid: Callable[[Found], bool] = lambda found: False) -> dict[str, str | None]:
+        """Where the files were read to that were read since the last call, as rows for the state; None: forgotten.
+
+        `is_amid`: of which files the last lines read have begun something that is not told yet. A crash would lose it
+        with them, so the former position stays for a while.
+        """
+        now = self._clock.now()
+        amid = {path: self._amid.get(path, now) for path in self._moved if is_amid(self.found[path])}
+        self._amid = {path: since for path, since in amid.items() if now - since < AMID}
+        moved = {path: position for path, position in self._moved.items() if path not in self._amid}
+        self._moved = {path: self._moved[path] for path in self._amid}
         dropped, self._dropped = self._dropped, []
         rows: dict[str, str | None] = dict.fromkeys(dropped)
         rows |= {str(path): _row(position) for path, position in moved.items() if position is not None}

@@ -143,6 +143,10 @@ class Job:
             if events:
                 yield events
 
+    def is_amid(self, path: Path) -> bool:
+        """Whether something of several lines has begun in a file and is not told yet."""
+        return path in self._unfinished and path in self.streams and self.streams[path].is_amid
+
     def rest(self, t: float) -> list[Event]:
         """No more bytes will come: unfinished lines count as lines."""
         return [event for stream in self.streams.values() for event in stream.flush(t)]

@@ -151,13 +151,10 @@ class OpenFiles:
             fresh, self._fresh = self._fresh, []
             return fresh
 
-    def find_renamed(self, directory: Path, identity: Identity) -> Path | None:
-        """The file in `directory` that now holds this inode (its old name went to a newer file), or None."""
+    def find(self, directory: Path, inode: int) -> Path | None:
+        """The file in `directory` that now has this inode, or None."""
         try:
-            info = directory.stat()
-            if info.st_dev != identity[0]:
-                return None
-            name = self._listing(str(directory), info.st_mtime_ns).get(identity[1])
+            name = self._listing(str(directory), directory.stat().st_mtime_ns).get(inode)
         except OSError:
             return None
         return directory / name if name is not None else None

@@ -122,6 +122,10 @@ class Tail:
             self._files.leave(self)
 
     def _read(self, named: os.stat_result | None, problem: str, view: memoryview, now: float) -> TailRead:
+        saved = self._saved
+        if named is not None and saved is not None and named.st_ino == saved.inode:
+            # Network and container file systems have another device number after each mount: the content decides.
+            self._identity = identity_of(named)
         if named is not None and identity_of(named) == self._identity:
             self._quiet_since = None
             return self._follow(named.st_size, view) if self._fd >= 0 or self._reopen() else self._taken()
@@ -256,22 +260,26 @@ class Tail:
                 self._due = "replaced"
 
     def _reach_renamed(self) -> bool:
-        """Open our file under its new name in the same folder: it was renamed while nobody held it open."""
+        """Open our file under its new name in the same folder, or beside a link's target: it was renamed, or the link
+        switched, while nobody held it open.
+        """
         position = self.position
         if position is None or not position.known:
             return False
-        found = self._files.find_renamed(self.path.parent, position.identity)
+        found = self._files.find(self.path.parent, position.inode)
+        if found is None and self.path.is_symlink():
+            found = self._files.find(Path(os.path.realpath(self.path)).parent, position.inode)
         if found is None:
             return False
         try:
             fd, info = self._files.open(found)
         except OSError:
             return False
-        ours = identity_of(info) == position.identity and position.matches(fd)
-        if not ours or not self._files.claim(position.identity, self):
+        ours = info.st_ino == position.inode and position.matches(fd)
+        if not ours or not self._files.claim(identity_of(info), self):
             os.close(fd)
             return False
-        self._fd = fd
+        self._fd, self._identity = fd, identity_of(info)
         self._settle(True)
         return True
 

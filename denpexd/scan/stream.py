@@ -106,7 +106,12 @@ class Stream:
     @property
     def waits(self) -> bool:
         """Whether something is unfinished that time may end."""
-        return bool(self._blocks or self._launcher.waits) or len(self._carry) > self._taken
+        return self.is_amid or len(self._carry) > self._taken
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether something of several lines, a traceback say, has begun and is not told yet."""
+        return bool(self._blocks or self._launcher.waits)
 
     def idle(self, t: float) -> list[Event]:
         """To be called about once a second: what nothing has followed for a second is over."""

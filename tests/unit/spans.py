@@ -151,7 +151,7 @@ class Files:
         self.found: dict[Path, Found] = {}
         self.ranks: dict[Path, int] = {}
 
-    def positions(self) -> dict[str, str | None]:
+    def positions(self, is_amid: object) -> dict[str, str | None]:
         return {}
 
 

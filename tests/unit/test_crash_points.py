@@ -193,6 +193,21 @@ async def test_a_crash_at_any_statement_loses_no_incident_and_gives_none_a_secon
         check.close()
 
 
+async def test_a_traceback_that_was_read_a_moment_before_a_kill_is_told(tmp_path: Path) -> None:
+    train(tmp_path, 0, 10)
+    clock, receiver = ManualClock(START), Receiver()
+    life = Life(tmp_path / "state", tmp_path, clock, receiver)
+    await life.go_on(3)
+    with (tmp_path / "rank1.log").open("a") as file:
+        file.write(CRASH)
+    await life.go_on(1)  # its end is known only when a second has passed
+    life.end()
+    life = Life(tmp_path / "state", tmp_path, clock, receiver)
+    await life.go_on(40)
+    life.end()
+    assert [message["event"] for message in receiver.messages] == ["opened"]
+
+
 def test_a_process_killed_at_any_statement_leaves_all_or_nothing(tmp_path: Path) -> None:
     program = f"""
         import os, signal

@@ -61,7 +61,7 @@ class Files:
         self.ranks: dict[Path, int] = {}
         self.read: dict[str, str] = {}
 
-    def positions(self) -> dict[str, str]:
+    def positions(self, is_amid: object) -> dict[str, str]:
         read, self.read = self.read, {}
         return read
 

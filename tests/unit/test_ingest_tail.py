@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -367,6 +368,39 @@ def test_a_switched_link_drains_the_old_target_first(tmp_path: Path, files: Open
     link.unlink()
     link.symlink_to("v2/r0.log")
     assert follower.new() == b"two\nERR\n"
+
+
+def test_a_link_switched_while_stopped_leaves_nothing_unread_in_the_file_beside_its_target(tmp_path: Path) -> None:
+    (tmp_path / "days").mkdir()
+    append(tmp_path / "days/monday.log", b"one\n")
+    link = tmp_path / "r0.log"
+    link.symlink_to("days/monday.log")
+    first = Follower(link, OpenFiles())
+    first.new()
+    append(tmp_path / "days/monday.log", b"two\n")
+    append(tmp_path / "days/tuesday.log", b"three\n")
+    link.unlink()
+    link.symlink_to("days/tuesday.log")
+    assert Follower(link, OpenFiles(), first.tail.position, history=True).new() == b"two\nthree\n"
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_file_system_that_was_mounted_again_with_another_device_number_begins_nothing_anew(
+    log: Path, rotated: bool
+) -> None:
+    append(log, b"one\n")
+    first = Follower(log, OpenFiles())
+    first.new()
+    assert first.tail.position is not None
+    position = replace(first.tail.position, device=first.tail.position.device + 1)
+    append(log, b"two\n")
+    if rotated:
+        log.rename(log.with_suffix(".log.1"))
+        append(log, b"three\n")
+    again = Follower(log, OpenFiles([position]), position, history=True)
+    assert again.new() == (b"two\nthree\n" if rotated else b"two\n")
+    assert again.tail.position is not None
+    assert again.tail.position.device == log.stat().st_dev
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "device"])

@@ -201,6 +201,23 @@ def test_a_job_of_the_journal_without_a_file_does_not_hang(files: Files, scanner
     assert told == {"run": True, "other": False}
 
 
+@pytest.mark.parametrize(("down", "told"), [(5, 1), (900, 0)])
+def test_what_a_job_said_just_before_a_restart_is_told_although_its_files_are_gone(
+    files: Files, scanner: Scanner, down: int, told: int
+) -> None:
+    files.train(1, 10)
+    files.add(11, 1, CRASH)
+    files.wait(12, 13)
+    assert files.verdicts == []
+    again = Pipeline(TINY, scanner, start_t=START + 13 + down, limits=Limits())
+    again.restore(files.done.journal, [], START + 13 + down)
+    again.settle([found(0, job="other")])
+    outcome = Outcome()
+    for second in range(14 + down, 60 + down):
+        outcome.merge(again.tick(START + second))
+    assert [type(change) for change in outcome.changes] == [Opened] * told
+
+
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from denpexd import reader as module
 from denpexd.clock import ManualClock
 from denpexd.ingest.discover import Discovery
 from denpexd.ingest.wake import Waker
-from denpexd.reader import GONE, LEFT_FOR, Reader
+from denpexd.reader import AMID, GONE, LEFT_FOR, Reader
 
 Text = tuple[str, int, str, bool]  # name, rank, text, history
 
@@ -272,3 +272,21 @@ async def test_of_too_many_files_that_are_gone_the_oldest_are_forgotten_at_once(
     assert reader.kept["file"] <= 2 + 4 + 1
     assert reader.kept["position"] <= 6
     assert reader.forgotten["position"] > 0
+
+
+async def test_a_file_that_is_amid_something_keeps_its_former_position_but_not_for_long(
+    readers: Readers, folder: Path, clock: ManualClock
+) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    reader.positions()
+    for rank in range(2):
+        grow(folder / f"rank{rank}.log", "Traceback\n")
+    await news(reader)
+    assert set(reader.positions(lambda found: found.rank == 1)) == {str(folder / "rank0.log")}
+    await clock.advance(AMID - 1)
+    assert reader.positions(lambda found: True) == {}
+    await clock.advance(1)
+    assert set(reader.positions(lambda found: True)) == {str(folder / "rank1.log")}
+    assert reader.positions() == {}
