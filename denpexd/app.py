@@ -33,10 +33,11 @@ from denpexd.ingest.wake import Waker
 from denpexd.keeper import FOLDER, Keeper
 from denpexd.launches import Launches
 from denpexd.node_feed import Node, this_node
-from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.deliver import Deliverer
 from denpexd.notify.in_force import OnlyPrints, Sinks, alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.post import new_client
+from denpexd.notify.sink import Sink
 from denpexd.notify.sinks import make_sinks
 from denpexd.pipeline import Pipeline
 from denpexd.reader import Reader
@@ -45,7 +46,7 @@ from denpexd.reload import Prepare, Rules, at_a_restart, load_rules, make_scanne
 from denpexd.scan.scanner import Scanner
 from denpexd.series import Series
 from denpexd.settings import Settings, show
-from denpexd.settings_sources import read_secret
+from denpexd.settings_values import read_secret
 from denpexd.shelf import Shelf
 from denpexd.snapshot import DaemonView
 from denpexd.state import of_daemon

@@ -13,8 +13,7 @@ import httpx
 from denpexd import __version__
 from denpexd.errors import DaemonError, SettingsError
 from denpexd.settings import Settings
-from denpexd.settings_sources import read_secret
-from denpexd.settings_values import check_http_url
+from denpexd.settings_values import check_http_url, read_secret
 from denpexd.web.gate import is_loopback
 
 TIMEOUT, _MAKING = 10.0, 90.0

@@ -14,10 +14,10 @@ from denpexd.client import client_of
 from denpexd.errors import DenpexdError, SettingsError
 from denpexd.findings import Finding, bad, ok, warn
 from denpexd.notify.sinks import send_test
-from denpexd.settings import Hub, Settings, Web
+from denpexd.settings import Settings, Web
+from denpexd.settings_hub import Hub
 from denpexd.settings_sinks import FileSink, Sink
-from denpexd.settings_sources import read_secret
-from denpexd.settings_values import masked_url
+from denpexd.settings_values import masked_url, read_secret
 from denpexd.web.gate import is_loopback
 from denpexd.web.server import bind
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource
-
-from denpexd.errors import SettingsError
 
 Place = tuple[str | int, ...]
 
@@ -288,29 +286,3 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME")
     base = Path(xdg) if xdg.startswith("/") else (Path(home) if home else Path.home()) / ".local" / "state"
     return base / "denpexd"
-
-
-def secret_file(file: Path) -> Path:
-    """Where the file is: one without a folder is one of systemd's credentials, where there are any."""
-    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
-    return Path(credentials) / file if credentials and file.parent == Path() else file
-
-
-def read_secret(value: SecretStr | None, file: Path | None) -> str:
-    """The secret given directly or the stripped content of its file, read now; SettingsError without the content.
-
-    A file without a folder is one of systemd's credentials, where there are any.
-    """
-    if value is not None:
-        return value.get_secret_value()
-    if file is None:
-        raise SettingsError("neither a value nor a file is configured")
-    file = secret_file(file)
-    try:
-        secret = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise SettingsError(f"cannot read {file}: {reason}; it must be readable by the user of denpexd") from None
-    if not secret:
-        raise SettingsError(f"{file} is empty")
-    return secret

@@ -1,10 +1,14 @@
-"""Values as people write them in a configuration: durations, sizes, URLs that hold secrets, one or many."""
+"""Values as people write them in a configuration: durations, sizes, secrets and where they lie, one or many."""
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, SecretStr
+
+from denpexd.errors import SettingsError
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -78,3 +82,29 @@ def check_http_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
         raise ValueError("a URL starts with http:// or https:// and names a host")
     return url
+
+
+def secret_file(file: Path) -> Path:
+    """Where the file is: one without a folder is one of systemd's credentials, where there are any."""
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    return Path(credentials) / file if credentials and file.parent == Path() else file
+
+
+def read_secret(value: SecretStr | None, file: Path | None) -> str:
+    """The secret given directly or the stripped content of its file, read now; SettingsError without the content.
+
+    A file without a folder is one of systemd's credentials, where there are any.
+    """
+    if value is not None:
+        return value.get_secret_value()
+    if file is None:
+        raise SettingsError("neither a value nor a file is configured")
+    file = secret_file(file)
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise SettingsError(f"cannot read {file}: {reason}; it must be readable by the user of denpexd") from None
+    if not secret:
+        raise SettingsError(f"{file} is empty")
+    return secret

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from denpexd.errors import BrokerError, SettingsError
 from denpexd.hub.wire import SUBJECTS, events_of
-from denpexd.settings import Hub
-from denpexd.settings_sources import read_secret, secret_file
+from denpexd.settings_hub import Hub
+from denpexd.settings_values import read_secret, secret_file
 
 log = logging.getLogger(__name__)
 

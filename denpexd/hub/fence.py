@@ -8,9 +8,9 @@ from denpexd.core.events import Event, Want
 from denpexd.errors import BrokerError, Withdrawn
 from denpexd.hub.owner import HubDaemon
 from denpexd.hub.wire import partition
-from denpexd.notify.deliver import Beating, Refreshing, Sink
 from denpexd.notify.policy import Delivery, after
 from denpexd.notify.rows import Row as OutboxRow
+from denpexd.notify.sink import Beating, Refreshing, Sink
 
 Verdict = Mapping[str, Any]
 

@@ -27,7 +27,7 @@ from denpexd.hub.part import Part
 from denpexd.hub.takeover import Takeover
 from denpexd.hub.wire import PARTITIONS, Message, Word, encode_message, encode_word, lines, partition, subject, word_of
 from denpexd.ledger import Beside
-from denpexd.settings import Hub
+from denpexd.settings_hub import Hub
 from denpexd.watched import Change, Outcome
 
 log = logging.getLogger(__name__)

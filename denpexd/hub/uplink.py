@@ -23,7 +23,7 @@ from denpexd.hub.spool import Spool, Waiting
 from denpexd.hub.wire import MOST_BYTES, Message, Word, decode_word, encode_message, partition, subject, word_of
 from denpexd.notify.database import Statement
 from denpexd.notify.outbox import Store
-from denpexd.settings import Hub
+from denpexd.settings_hub import Hub
 from denpexd.watched import Outcome
 
 log = logging.getLogger(__name__)

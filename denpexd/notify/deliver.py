@@ -10,13 +10,13 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from denpexd.clock import Clock
 from denpexd.errors import DeliveryError, StateError, Withdrawn
 from denpexd.notify.outbox import Store
-from denpexd.notify.policy import Verdict
 from denpexd.notify.rows import Row
+from denpexd.notify.sink import Beating, Refreshing, Sink
 
 log = logging.getLogger(__name__)
 
@@ -26,44 +26,6 @@ MAX_WAIT = 300.0
 MAX_HOLD = 30.0
 GIVE_UP_AFTER = 24 * 3600.0
 LEAVE = 15.0  # seconds that a message under way gets when its sink is replaced
-
-
-class Sink(Protocol):
-    """A destination. `max_attempts` None: tried until it is a day old."""
-
-    name: str
-    max_attempts: int | None
-
-    async def send(self, row: Row) -> None:
-        """Return when the message has arrived; DeliveryError otherwise."""
-        ...
-
-    def preview(self, row: Row) -> object:
-        """What would be sent, without secrets: a text, or a value that is sent as JSON."""
-        ...
-
-
-@runtime_checkable
-class Refreshing(Protocol):
-    """A sink that must hear of open incidents again and again, every `refresh_every` seconds."""
-
-    refresh_every: float
-
-    async def refresh(self, verdicts: Sequence[Verdict]) -> None:
-        """Send all open incidents again; DeliveryError if that failed."""
-        ...
-
-
-@runtime_checkable
-class Beating(Protocol):
-    """A sink that is to hear every `beat_every` seconds that the daemon works, and nothing else."""
-
-    name: str
-    beat_every: float
-
-    async def beat(self) -> None:
-        """Say so; DeliveryError if that failed."""
-        ...
 
 
 @dataclass(slots=True)

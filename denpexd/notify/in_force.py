@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TextIO
 
 from denpexd.core.rule import Catalog
-from denpexd.notify.deliver import Sink
 from denpexd.notify.desk import Alerting, Maintenance, under_maintenance
 from denpexd.notify.match import Matcher, Verdict, fits
 from denpexd.notify.policy import Moment, Quiet, Route, decide
 from denpexd.notify.rows import Row
+from denpexd.notify.sink import Sink
 from denpexd.settings import Settings
 from denpexd.settings_alerts import Match
 from denpexd.settings_sinks import HeartbeatSink

@@ -9,7 +9,6 @@ Methods may be called from any thread; those marked "disk" can block and belong 
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,29 +32,26 @@ from denpexd.notify.rows import (
     incident_statement,
     position_statement,
 )
+from denpexd.notify.waiting import Waiting
 from denpexd.notify.writer import Writer
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 10_000
 PRUNE_EVERY = 256  # commits
-# No wait is longer than this many seconds, so a longer one only means that the wall clock was set back.
-LONGEST_WAIT = 900.0
 
 
-class Store:
+class Store(Waiting):
     """The state of one daemon; a context manager. `recovered` says what was set aside when the file was damaged."""
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        super().__init__()
         self.recovered: str | None = None
         self._redactions = self._overflow = 0
         self.dropped: list[Delivery] = []  # as too many waited
         self._database = Database(path, SCHEMAS)
         self._clock: Clock = clock or SystemClock()
         self._writer = Writer(self._database)
-        self._memory = threading.Lock()
-        self._rows: dict[int, Row] = {}  # pending, in order of id
-        self._leased: set[int] = set()
         self._last: dict[str, dict[str, Sent]] = {}  # by incident, by sink
         self._next_delivery = self._next_journal = 1
         self._commits = 0
@@ -121,11 +117,7 @@ class Store:
             batch |= {("prune", sql): (sql, values) for sql, values in PRUNE}
         error = self._writer.write(batch)
         # Visible to the senders only now: a message must not arrive before its key is on disk.
-        with self._memory:
-            self._rows |= {row.id: row for row in rows}
-            for row in stale:
-                if row.id not in self._leased:
-                    self._rows.pop(row.id, None)  # it may have arrived meanwhile
+        self._show(rows, stale)
         self._drop_overflow()
         if error is not None and not self._writer.said():
             raise error
@@ -146,19 +138,6 @@ class Store:
         told[delivery.sink] = after(delivery, told.get(delivery.sink), at)
         if len(self._last) > MAX_TOLD:
             del self._last[next(iter(self._last))]
-
-    def _stale(self, rows: Sequence[Row]) -> list[Row]:
-        """Updates that wait and that a newer message makes needless: a receiver that was away gets the last one."""
-        newest = {row.slot: row.id for row in rows}
-        if not newest:
-            return []
-        with self._memory:
-            waiting = [row for row in self._rows.values() if row.id not in self._leased]
-        return [
-            replace(row, state="merged", delivery=replace(row.delivery, verdict={}))
-            for row in (*waiting, *rows)
-            if row.delivery.event == "updated" and row.id < newest.get(row.slot, 0)
-        ]
 
     def _clean(self, verdict: Verdict) -> dict[str, object]:
         clean, found = redact_verdict(verdict)
@@ -230,9 +209,7 @@ class Store:
 
     def withdraw(self, is_theirs: Callable[[Delivery], bool]) -> None:
         """Messages that wait and are now for another daemon to send: they are gone here (disk)."""
-        with self._memory:
-            rows = [r for r in self._rows.values() if r.id not in self._leased and is_theirs(r.delivery)]
-        for row in rows:
+        for row in (row for row in self._free() if is_theirs(row.delivery)):
             self.done(row)
             self._last.get(row.delivery.key, {}).pop(row.delivery.sink, None)
 
@@ -249,35 +226,9 @@ class Store:
                 found.append(verdict)
         return found
 
-    def due(self, now: float, sink: str | None = None, limit: int = 100) -> list[Row]:
-        """Messages that may be sent now (Unix seconds), oldest first; of one incident and sink only the oldest."""
-        return [row for row in self._heads(sink) if not now < row.not_before <= now + LONGEST_WAIT][:limit]
-
-    def next_due(self, sink: str) -> float | None:
-        """When the next message of a sink may be sent, Unix seconds; None if none waits."""
-        return min((row.not_before for row in self._heads(sink)), default=None)
-
-    def _heads(self, sink: str | None) -> list[Row]:
-        heads: dict[tuple[str, str], Row] = {}
-        with self._memory:
-            for row in self._rows.values():
-                if sink in (None, row.delivery.sink):
-                    heads.setdefault(row.slot, row)
-            return [row for row in heads.values() if row.id not in self._leased]
-
     def dead_letters(self) -> list[Row]:
         """The messages that will not be sent, oldest first (disk)."""
         return [delivery_row(values) for values in self.rows(DEAD)]
-
-    def lease(self, row: Row) -> None:
-        """Keep a message from being handed out again until its fate is known; a crash frees it."""
-        with self._memory:
-            self._leased.add(row.id)
-
-    def release(self, row: Row) -> None:
-        """Give a leased message back as it was."""
-        with self._memory:
-            self._leased.discard(row.id)
 
     def done(self, row: Row) -> None:
         """The message has arrived (disk)."""
@@ -325,13 +276,3 @@ class Store:
     def kept(self) -> dict[str, int]:
         """Entries in memory: incidents of which is known what was sent, rows that wait for the disk."""
         return {"told": len(self._last), "unsaved": len(self._writer)}
-
-    def pending(self) -> int:
-        """How many messages wait."""
-        with self._memory:
-            return len(self._rows)
-
-    def oldest_age(self, now: float) -> float:
-        """Age in seconds of the oldest message that waits, 0 if none; `now` in Unix seconds."""
-        with self._memory:
-            return max((now - row.created for row in self._rows.values()), default=0.0)

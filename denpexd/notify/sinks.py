@@ -13,13 +13,14 @@ import httpx
 
 from denpexd.clock import Clock, SystemClock
 from denpexd.errors import DeliveryError, SettingsError
-from denpexd.notify.deliver import Deliverer, Sink
+from denpexd.notify.deliver import Deliverer
 from denpexd.notify.message import Links, idle, summary_text
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Verdict, revision_of
 from denpexd.notify.post import new_client
 from denpexd.notify.render import report
 from denpexd.notify.rows import Row
+from denpexd.notify.sink import Sink
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_apprise import AppriseSink
 from denpexd.notify.sinks_file import FileSink

@@ -17,7 +17,7 @@ from denpexd.notify.rows import Row
 from denpexd.notify.template import Template
 from denpexd.notify.text import cut_chars
 from denpexd.settings_sinks import AppriseSink as AppriseOptions
-from denpexd.settings_sources import read_secret
+from denpexd.settings_values import read_secret
 
 BODY_LIMIT = 3500
 LIMIT = 30.0  # seconds for a message: apprise limits each read only, and a receiver can answer a byte at a time

@@ -23,7 +23,7 @@ from denpexd.notify.render import who
 from denpexd.notify.rows import Row
 from denpexd.notify.text import UNIX_SINCE, cut_chars, one_line, unmentioned
 from denpexd.settings_sinks import PagerDutySink as PagerDutyOptions
-from denpexd.settings_sources import read_secret
+from denpexd.settings_values import read_secret
 
 log = logging.getLogger(__name__)
 

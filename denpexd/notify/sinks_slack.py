@@ -20,8 +20,7 @@ from denpexd.notify.rows import Row
 from denpexd.notify.slack_blocks import SECTION, blocks, custom, fallback, head, mrkdwn, reply
 from denpexd.notify.template import Template
 from denpexd.settings_sinks import SlackSink as SlackOptions
-from denpexd.settings_sources import read_secret
-from denpexd.settings_values import check_http_url
+from denpexd.settings_values import check_http_url, read_secret
 
 # Of `"ok": false` these may pass; everything else stays wrong until somebody mends it.
 _PASSING = frozenset({"ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable"})

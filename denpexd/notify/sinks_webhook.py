@@ -15,8 +15,7 @@ from denpexd.notify.rows import Row
 from denpexd.settings_sinks import AlertmanagerSink as AlertmanagerOptions
 from denpexd.settings_sinks import HeartbeatSink as HeartbeatOptions
 from denpexd.settings_sinks import WebhookSink as WebhookOptions
-from denpexd.settings_sources import read_secret
-from denpexd.settings_values import check_http_url
+from denpexd.settings_values import check_http_url, read_secret
 
 # What a header may hold as it is; the rest of a key (a job may be named in any script) is percent-encoded.
 _IN_HEADERS = "!#$&'()*+,/:;=?@[]^`{|}~"

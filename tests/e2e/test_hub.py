@@ -18,7 +18,7 @@ import pytest
 from denpexd.errors import BrokerError
 from denpexd.hub.broker import BOARD, LEASES, Nats
 from denpexd.hub.wire import partition, subject, word_of
-from denpexd.settings import Hub
+from denpexd.settings_hub import Hub
 
 from .waiting import free_port, until
 

@@ -22,12 +22,13 @@ from pydantic import SecretStr
 
 from denpexd.clock import ManualClock, SystemClock
 from denpexd.errors import DeliveryError
-from denpexd.notify.deliver import LEAVE, Deliverer, Sink
+from denpexd.notify.deliver import LEAVE, Deliverer
 from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery
 from denpexd.notify.post import new_client
 from denpexd.notify.rows import Row
+from denpexd.notify.sink import Sink
 from denpexd.notify.sinks import make_sinks
 from denpexd.notify.sinks_alertmanager import AlertmanagerSink
 from denpexd.notify.sinks_heartbeat import HeartbeatSink

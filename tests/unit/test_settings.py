@@ -14,7 +14,8 @@ from pydantic import BaseModel, SecretStr
 from denpexd.errors import SettingsError
 from denpexd.reload import load_rules
 from denpexd.settings import Settings, load, show
-from denpexd.settings_sources import default_state_dir, models_of, read_secret
+from denpexd.settings_sources import default_state_dir, models_of
+from denpexd.settings_values import read_secret
 
 ENV = {"HOME": "/home/me"}
 DOC = Path(__file__).parents[2] / "docs" / "configuration.md"
