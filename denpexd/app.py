@@ -21,7 +21,8 @@ from starlette.applications import Starlette
 from denpexd.bundle import versions_of
 from denpexd.clock import Clock, SteadyClock
 from denpexd.core.rule import Catalog
-from denpexd.daemon import CollectorLike, Daemon, Loop
+from denpexd.daemon import Daemon, Loop
+from denpexd.evidence.witness import CollectorLike
 from denpexd.handling import Handling
 from denpexd.hub.broker import Nats
 from denpexd.hub.fence import Nobody, fenced

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Want
 from denpexd.core.flight import Dump
+from denpexd.evidence.witness import CollectorLike
 from denpexd.keeper import Keeper
 from denpexd.launches import Launches
 from denpexd.ledger import Beside, Ledger
@@ -32,31 +33,6 @@ DUMPS = 16  # of the Flight Recorder, taken in at once: about 50 ms
 LOOKS = 4  # requests for evidence that run at the same time
 
 Loop = Callable[[], Coroutine[object, object, None]]
-
-
-class CollectorLike(Protocol):
-    """Who answers wishes for evidence: evidence.collect.Collector on a node, a recording in the demo."""
-
-    @property
-    def counts(self) -> Mapping[tuple[str, str], int]:
-        """Looks so far, by kind and outcome."""
-
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """Time spent looking, by kind."""
-
-    @property
-    def pause(self) -> float:
-        """Seconds of the longest look at one process."""
-
-    async def attach(self, paths: Iterable[Path]) -> dict[Path, int]:
-        """Which rank writes which of the files, as far as processes tell; UNKNOWN_RANK: more than one."""
-
-    async def watch(self) -> list[Event]:
-        """What became of the processes since the last call."""
-
-    async def collect(self, want: Want) -> list[Event]:
-        """The answer to one wish."""
 
 
 class Uplink(Beside, Protocol):

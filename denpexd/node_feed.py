@@ -23,6 +23,7 @@ from denpexd.evidence.places import Places
 from denpexd.evidence.procs import Processes, RankProcess
 from denpexd.evidence.ras import Ras
 from denpexd.evidence.resources import Resources
+from denpexd.evidence.witness import Witness
 from denpexd.settings import Settings
 
 LOOK = 1.0
@@ -51,7 +52,7 @@ def this_node(
     cleanup.callback(ras.close)
     flight = FlightRecorder(processes, clock, folder=recorder.dir, trigger=recorder.trigger == "auto")
     cleanup.callback(flight.close)
-    sources: dict[str, collect.Source] = {"ras": ras, "gpu": Nvml(processes, clock)}
+    sources: dict[str, Witness] = {"ras": ras, "gpu": Nvml(processes, clock)}
     collector = collect.Collector(
         processes,
         clock,

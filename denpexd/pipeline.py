@@ -10,15 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from denpexd.core.cadence import Limits
 from denpexd.core.correlate import Correlator
-from denpexd.core.events import (
-    UNKNOWN_RANK,
-    Blind,
-    Closed,
-    Event,
-    Fact,
-    Output,
-    Tick,
-)
+from denpexd.core.events import UNKNOWN_RANK, Blind, Closed, Event, Fact, Output, Tick
 from denpexd.core.rule import Catalog
 from denpexd.errors import CaseError
 from denpexd.ingest.discover import Found

@@ -4,7 +4,7 @@ Same shape as those of facts.py: for ONE rank the evidence that makes the fact h
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import gcd
 
 from denpexd.core import cadence, flight_facts, stands
@@ -80,13 +80,8 @@ def mismatch(job: JobState, rank: RankState, signal: Signal, now: float, limits:
     if what in IN_STACKS:
         shown, quoted = _stacks(job, what)
         return [quoted[rank.rank].saying(signal.means)] if shown.is_odd(rank.rank) else []
-    found = []
-    for group, mine in _known(job, rank, now).items():
-        if mine.evidence is None or not mine.op:
-            continue
-        if _compared(job, group, mine, what, now, alike=what in ("numel", "shape")).is_odd(rank.rank):
-            found.append(mine.evidence.saying(signal.means))
-    return found
+    compared = _comparisons(job, rank, what, now, alike=what in ("numel", "shape"))
+    return [said.saying(signal.means) for said, shown in compared if shown.is_odd(rank.rank)]
 
 
 class _Shown:
@@ -101,6 +96,15 @@ class _Shown:
     def is_odd(self, rank: int) -> bool:
         """It differs from what a strict majority has; never of two."""
         return self._is_clear and rank in self._values and self._values[rank] != self._common
+
+
+def _comparisons(
+    job: JobState, rank: RankState, what: str, now: float, *, alike: bool
+) -> Iterator[tuple[Evidence, _Shown]]:
+    """By group: what the rank said of the collective it stands in, and what all who stand there show."""
+    for group, mine in _known(job, rank, now).items():
+        if mine.evidence is not None and mine.op:
+            yield mine.evidence, _compared(job, group, mine, what, now, alike=alike)
 
 
 def _compared(job: JobState, group: str, mine: Collective, what: str, now: float, *, alike: bool) -> _Shown:
@@ -151,13 +155,8 @@ def differs(job: JobState, rank: RankState, signal: Signal, now: float, limits: 
         shown, quoted = _stacks(job, what)
         crossed = shown.differ and len(quoted) == len(job.universe)
         return [quoted[rank.rank].saying(signal.means)] if crossed and rank.rank in quoted else []
-    found = []
-    for group, mine in _known(job, rank, now).items():
-        if mine.evidence is None or not mine.op:
-            continue
-        if _compared(job, group, mine, what, now, alike=what != "op").differ:
-            found.append(mine.evidence.saying(signal.means))
-    return found
+    compared = _comparisons(job, rank, what, now, alike=what != "op")
+    return [said.saying(signal.means) for said, shown in compared if shown.differ]
 
 
 def _stacks(job: JobState, what: str) -> tuple[_Shown, dict[int, Evidence]]:
@@ -215,15 +214,11 @@ def _exchanges(job: JobState, rank: RankState, mine: Collective, group: str, now
 
 
 def not_in_collective(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    found = []
-    for group, mine in _known(job, rank, now).items():
-        if mine.idle and mine.evidence is not None and _is_called(job, group, now):
-            found.append(mine.evidence.saying(signal.means))
-    return found
+    def is_called(group: str) -> bool:
+        return job.once(("called", group), lambda: any(c.op for c in _peers(job, group, now).values()))
 
-
-def _is_called(job: JobState, group: str, now: float) -> bool:
-    return job.once(("called", group), lambda: any(c.op for c in _peers(job, group, now).values()))
+    idle = [(group, c.evidence) for group, c in _known(job, rank, now).items() if c.idle and c.evidence is not None]
+    return [said.saying(signal.means) for group, said in idle if is_called(group)]
 
 
 def _reports(job: JobState) -> list[float]:
@@ -243,12 +238,6 @@ def no_report(job: JobState, rank: RankState, signal: Signal, now: float, limits
     if not others or len(others) * 2 < world - 1 or rank.moved_t > _first_report(job):
         return []
     return [observed(rank, now, "reported nothing when the others timed out", signal.means, kind="log")]
-
-
-def timed_out(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
-    """It reported that it had waited for others until a timeout ended the wait."""
-    known = rank.states.get("timeout")
-    return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
 
 
 def reported(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

@@ -7,22 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import cast
 
-from denpexd.core import (
-    cadence,
-    collectives,
-    flight_facts,
-    loops,
-    machine,
-    measures,
-    operations,
-    raised,
-    stands,
-    startup,
-    stated,
-)
+from denpexd.core import cadence, collectives, flight_facts, loops, machine, measures, operations, startup, stated
 from denpexd.core.evidence import Evidence
+from denpexd.core.raised import raised
 from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
+from denpexd.core.stands import busy, frame, odd_stack, still
 from denpexd.core.state import Answer, JobState, Shown, observed
 
 TOGETHER = 2.0  # seconds: two polls of the process table
@@ -42,9 +32,7 @@ def exit_(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
             continue
         if "code" in want and code != want["code"]:
             continue
-        if want.get("failed") and (code <= 0 or number is not None):
-            continue
-        if want.get("failed") and _followed(job, rank):
+        if want.get("failed") and (code <= 0 or number is not None or _followed(job, rank)):
             continue
         if (want.get("failed") or number in ENDED_BY) and operations.asked_before(job, known.event.t):
             continue
@@ -93,9 +81,11 @@ def _ends(job: JobState) -> tuple[bool, float, float]:
 
 
 def kept_state(name: str) -> "Fact":
+    """What a witness or the rank itself told of it, as long as it stands still since."""
+
     def fact(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:
         known = rank.states.get(name)
-        return [known.saying(signal.means)] if known is not None and stands.still(job, rank, known) else []
+        return [known.saying(signal.means)] if known is not None and still(job, rank, known) else []
 
     return fact
 
@@ -138,7 +128,7 @@ def ended(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
 Fact = Callable[[JobState, RankState, Signal, float, cadence.Limits], Answer]
 
 FACTS: Mapping[str, Fact] = {
-    "raised": raised.raised,
+    "raised": raised,
     "exit": exit_,
     "gone": gone,
     "oom_killed": operations.oom_killed,
@@ -162,13 +152,13 @@ FACTS: Mapping[str, Fact] = {
     "pending": collectives.pending,
     "mismatch": collectives.mismatch,
     "differs": collectives.differs,
-    "odd_stack": stands.odd_stack,
-    "busy": stands.busy,
+    "odd_stack": odd_stack,
+    "busy": busy,
     "dump": flight_facts.dump,
     "behind": collectives.behind,
     "not_in_collective": collectives.not_in_collective,
     "no_report": collectives.no_report,
-    "timed_out": collectives.timed_out,
+    "timed_out": kept_state("timeout"),
     "reported": collectives.reported,
     "failed_itself": collectives.failed_itself,
     "left_first": collectives.left_first,
@@ -204,6 +194,7 @@ FACTS: Mapping[str, Fact] = {
 
 Gate = Callable[[JobState, Shown], bool]
 
+_KEPT = ("frozen", "disk_sleep", "unreachable", "gpu_throttled", "gpu_ecc", "gpu_lost", "gpu_idle", "cpu_idle")
 # What any rank must have shown before a fact can hold for one; a fact that is not named here may hold for any.
 _GATES: Mapping[str, Gate] = {
     "whole_nodes": lambda job, shown: shown.raised,
@@ -212,12 +203,7 @@ _GATES: Mapping[str, Gate] = {
     "oom_killed": lambda job, shown: "oom_killed" in shown.states or bool(job.told),
     "told_to_stop": lambda job, shown: bool(job.told),
     "restarted": lambda job, shown: bool(job.rounds),
-    **{
-        name: partial(lambda name, job, shown: name in shown.states, name)
-        for name in (
-            *("frozen", "disk_sleep", "unreachable", "gpu_throttled", "gpu_ecc", "gpu_lost", "gpu_idle", "cpu_idle"),
-        )
-    },
+    **{name: partial(lambda name, job, shown: name in shown.states, name) for name in _KEPT},
     **dict.fromkeys(("timed_out", "worked_on"), lambda job, shown: "timeout" in shown.states),
     **dict.fromkeys(("reported", "no_report", "unreported"), lambda job, shown: shown.reported),
     "trained": lambda job, shown: job.trained_t > float("-inf"),
@@ -286,7 +272,7 @@ def _holds(job: JobState, rank: RankState, signal: Signal, now: float, window: f
         found = FACTS[signal.fact or ""](job, rank, signal, now, limits)
         return found if len(found) >= signal.count else []
     if signal.kind == "frame":
-        return stands.frame(job, rank, signal)
+        return frame(job, rank, signal)
     if signal.role == "config":
         return _set_up(job, rank, signal)
     seen = rank.seen.get(signal.id)

@@ -102,19 +102,8 @@ class Intake(Witnesses):
         return event
 
     def _quoted(self, event: Hit, means: str, kind: str = "log") -> Evidence:
-        return Evidence(
-            event.rank,
-            kind,
-            event.source,
-            event.offset,
-            event.t,
-            event.text,
-            means,
-            teller=event.rank,
-            seq=self.job.seq,
-            weight="suspect" if event.handled else "fatal",
-            history=event.history,
-        )
+        at, weight = (event.rank, kind, event.source, event.offset, event.t), "suspect" if event.handled else "fatal"
+        return Evidence(*at, event.text, means, event.rank, self.job.seq, weight, event.history)
 
     def _note(self, state: RankState, signal: str, evidence: Evidence, fields: Mapping[str, str]) -> None:
         known = state.seen.get(signal)

@@ -8,7 +8,7 @@ from statistics import median
 
 from denpexd.core.cadence import Limits
 from denpexd.core.evidence import Evidence
-from denpexd.core.numbers import NotFinite, Place
+from denpexd.core.numbers import NotFinite, order
 from denpexd.core.pace import MATERIAL, seconds_of_step
 from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
@@ -32,8 +32,12 @@ def nonfinite(job: JobState, rank: RankState, signal: Signal, now: float, limits
             continue
         if signal.params.get("first") and not _is_first(job, rank, name, run):
             continue
-        found += [e.saying(signal.means) for e in ([run.first] if run.first is run.last else [run.first, run.last])]
+        found += _both(run.first, run.last, signal.means)
     return found
+
+
+def _both(first: Evidence, last: Evidence, means: str) -> list[Evidence]:
+    return [e.saying(means) for e in ([first] if first is last else [first, last])]
 
 
 def _total_is_finite(rank: RankState, name: str, run: NotFinite) -> bool:
@@ -60,39 +64,19 @@ def _before_others(job: JobState, rank: RankState, name: str, run: NotFinite) ->
             continue
         known = next((r for n, r in other.numbers.bad.items() if _alike(n, name)), None)
         if known is not None:
-            order = _order(known.place, known.first.t, run.place, run.first.t)
-            if order < 0:
+            came = order(known.place, known.first.t, run.place, run.first.t)
+            if came < 0:
                 return False
-            later |= order > 0
+            later |= came > 0
         else:
             same = (s.newest[-1] for (_, n), s in other.numbers.series.items() if _alike(n, name))
-            later |= any(_order(r.place, r.t, run.place, run.first.t) >= 0 for r in same)
+            later |= any(order(r.place, r.t, run.place, run.first.t) >= 0 for r in same)
     return later
 
 
 def _alike(one: str, two: str) -> bool:
     """The same number, also where ranks name their loss differently."""
     return one == two or ("loss" in one and "loss" in two)
-
-
-def _order(a: Place, a_t: float, b: Place, b_t: float) -> int:
-    """Which of two places in training comes first: -1, 0 or 1; by time only where no counter tells."""
-    one, two = _key(a), _key(b)
-    if one is None or two is None:
-        one, two = (a_t,), (b_t,)
-        if abs(a_t - b_t) < 1.0:
-            return 0
-    return (one > two) - (one < two)
-
-
-def _key(place: Place) -> tuple[float, ...] | None:
-    epoch, step = place
-    if step is None and epoch is None:
-        return None
-    try:
-        return float(epoch or 0), float(step or 0)
-    except ValueError:
-        return 0.0, float(step or 0)
 
 
 def spike(job: JobState, rank: RankState, signal: Signal, now: float, limits: Limits) -> Answer:
@@ -233,7 +217,7 @@ def metric_spread(job: JobState, rank: RankState, signal: Signal, now: float, li
     for key, (_, evidence) in rank.metrics.items():
         if not _wanted(signal, "name", key[0]):
             continue
-        if not job.once(("equal", key, relative), partial(_are_equal, job, key, relative)) and not (
+        if not _are_equal(job, key, relative) and not (
             signal.params.get("after_equal") and not _were_equal(job, rank, key[0], relative, evidence.t)
         ):
             found.append(evidence.saying(signal.means))
@@ -268,10 +252,8 @@ def parted(job: JobState, rank: RankState, signal: Signal, now: float, limits: L
             continue
         if signal.params.get("odd") and rank.rank not in job.once(("odd", id(group), steps), partial(group.odd, steps)):
             continue
-        said = [values[rank.rank][1] for values in group.rounds if rank.rank in values]
-        found += (
-            [e.saying(signal.means) for e in (said[:1] if said[0] is said[-1] else [said[0], said[-1]])] if said else []
-        )
+        if said := [values[rank.rank][1] for values in group.rounds if rank.rank in values]:
+            found += _both(said[0], said[-1], signal.means)
     return found
 
 
@@ -283,7 +265,7 @@ def _values(job: JobState, key: tuple[str, str]) -> dict[int, Value]:
 
 
 def _are_equal(job: JobState, key: tuple[str, str], relative: float) -> bool:
-    return _equal(_values(job, key), relative)
+    return job.once(("equal", key, relative), lambda: _equal(_values(job, key), relative))
 
 
 def _most_common(values: Mapping[int, Value], relative: float) -> tuple[Value, int]:
@@ -292,10 +274,7 @@ def _most_common(values: Mapping[int, Value], relative: float) -> tuple[Value, i
 
 def _were_equal(job: JobState, rank: RankState, name: str, relative: float, before: float) -> bool:
     keys = [key for key, (_, e) in rank.metrics.items() if key[0] == name and e.t < before]
-    return any(
-        len(_values(job, key)) > 1 and job.once(("equal", key, relative), partial(_are_equal, job, key, relative))
-        for key in keys
-    )
+    return any(len(_values(job, key)) > 1 and _are_equal(job, key, relative) for key in keys)
 
 
 def _equal(values: Mapping[int, Value], relative: float) -> bool:

@@ -267,3 +267,23 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def ranks_named(ranks: Sequence[int]) -> str:
     """`rank 3`, `ranks 0-6,9`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+
+
+def order(a: Place, a_t: float, b: Place, b_t: float) -> int:
+    """Which of two places in training comes first: -1, 0 or 1; by time only where no counter tells."""
+    one, two = _key(a), _key(b)
+    if one is None or two is None:
+        one, two = (a_t,), (b_t,)
+        if abs(a_t - b_t) < 1.0:
+            return 0
+    return (one > two) - (one < two)
+
+
+def _key(place: Place) -> tuple[float, ...] | None:
+    epoch, step = place
+    if step is None and epoch is None:
+        return None
+    try:
+        return float(epoch or 0), float(step or 0)
+    except ValueError:
+        return 0.0, float(step or 0)

@@ -5,7 +5,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from denpexd.clock import Clock
 from denpexd.core.events import UNKNOWN_RANK, Event, Exit, Fact, Frames, Joined, Want
@@ -17,6 +16,7 @@ from denpexd.evidence.looks import Looks
 from denpexd.evidence.procs import Processes, RankProcess
 from denpexd.evidence.ranks import Claim
 from denpexd.evidence.stacks import PySpy
+from denpexd.evidence.witness import Witness
 
 log = logging.getLogger(__name__)
 
@@ -27,18 +27,6 @@ _SCAN_EVERY = 2.0
 _LATE = EvidenceUnavailable(
     "py-spy was not done with all ranks in time", "the node may be overloaded; it is asked again"
 )
-
-
-class Source(Protocol):
-    """A witness that is asked about all ranks of this node at once."""
-
-    async def collect(self, here: Sequence[RankProcess]) -> list[Event]:
-        """What it says; EvidenceUnavailable: why it says nothing."""
-        ...
-
-    async def plan(self, here: Sequence[RankProcess]) -> list[str]:
-        """What `collect` would ask, without asking it."""
-        ...
 
 
 class Collector:
@@ -61,7 +49,7 @@ class Collector:
         lone: bool = False,
         spy: PySpy | None = None,
         deadline: float = _DEADLINE,
-        sources: Mapping[str, Source] | None = None,
+        sources: Mapping[str, Witness] | None = None,
         flight: FlightRecorder | None = None,
     ) -> None:
         self._flight, self._sources = flight, {**(sources or {}), **({"dumps": flight} if flight else {})}

@@ -16,7 +16,7 @@ Verdict = Mapping[str, Any]
 
 
 class Nobody:
-    """The processes of a hub: none. Implements daemon.CollectorLike; nodes look at theirs."""
+    """The processes of a hub: none. Implements evidence.witness.CollectorLike; nodes look at theirs."""
 
     def __init__(self) -> None:
         self.counts: Mapping[tuple[str, str], int] = {}
