@@ -12,7 +12,7 @@ import re2
 from denpexd.core.events import UNKNOWN_RANK, Event, Frame, Frames, Raised
 from denpexd.core.evidence import beginning
 from denpexd.scan.frames import traceback_frame
-from denpexd.scan.lines import is_logged, starts_something
+from denpexd.scan.lines import is_glog_warning, is_logged, starts_something
 
 TRACEBACK = r"Traceback \(most recent call last\)"
 
@@ -109,7 +109,12 @@ class Traceback:
         self._stamped = stamp is not None and stamp.end() == len(self._prefix)
         self._grouped = "Exception Group" in before
         self._headed = _LOG_HEADER.search(before) is not None
-        self._logged = is_logged(before) or is_logged(opening.before) or _SURVIVED.search(opening.before) is not None
+        self._logged = (
+            is_logged(before)
+            or is_glog_warning(before)
+            or is_logged(opening.before)
+            or _SURVIVED.search(opening.before) is not None
+        )
         self._chain: list[_Exception] = []
         self._now = self._filling = _Exception()
         self._state = "frames"

@@ -33,6 +33,7 @@ _LOGGED = re2.compile(
     r"|\b(?:level|lvl|severity)=(?i:warn|warning|error|critical|fatal)\b"
     r"|^Exception ignored in|^--- Logging error ---"
 )
+_GLOG_WARNING = re2.compile(r"^\[?W\d{3,4} \d\d:\d\d:")  # torch._logging puts it before every line of a traceback
 _DEALT_WITH = re2.compile(
     r"(?i)\b(?:skipping|skipped (?:a|it|this|the|batch|sample|step|file|record|shard|corrupt|bad)|retry|retrying"
     r"|retried|will try again|ignored|ignoring|falling back|fell back|recovered|recovering|reconnecting|continuing"
@@ -149,6 +150,11 @@ def is_handled(text: str, *, known: bool = False) -> bool:
 def is_logged(text: str) -> bool:
     """Whether a line is the header of a logged exception (so that the traceback below it ended nothing)."""
     return _LOGGED.search(text[:200]) is not None
+
+
+def is_glog_warning(text: str) -> bool:
+    """Whether glog's prefix says that this is a warning: what it quotes ended nothing."""
+    return _GLOG_WARNING.search(text[:40]) is not None
 
 
 def starts_something(text: str) -> bool:

@@ -175,6 +175,13 @@ def test_every_line_of_a_traceback_may_carry_a_log_header() -> None:
     assert (event.chain[0][0], len(event.frames), event.uncaught) == ("ValueError", 2, False)
 
 
+def test_a_traceback_in_a_warning_of_torch_ended_nothing() -> None:
+    glog = "1201 04:00:12.112000 7011 torch/_dynamo/convert_frame.py:1125] "
+    for prefix, uncaught in ((f"W{glog}", False), (f"[rank0]:W{glog}", False), (f"E{glog}", True)):
+        (event,) = raised(tagged(PLAIN, prefix))
+        assert (event.chain[0][0], len(event.frames), event.uncaught) == ("ValueError", 2, uncaught)
+
+
 def test_every_line_of_a_traceback_may_carry_the_prefix_of_some_wrapper() -> None:
     for prefix in ("(worker1, pid=2211, ip=10.0.0.5) ", "trainer-2  | "):
         (found,) = raised(tagged(PLAIN, prefix))
