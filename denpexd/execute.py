@@ -5,7 +5,6 @@ the daemon tails like any log. If the daemon dies or is slow, the job and its ou
 process of its own, too: `python -m denpexd.execute PLAN`.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -200,6 +199,7 @@ def beside(plan: Mapping[str, Any]) -> int:
 
     Without a chosen `state_dir` the state is temporary, as the command is; what is kept of incidents is not.
     """
+    from denpexd import supervise
     from denpexd.app import Mode, run
     from denpexd.settings import load
     from denpexd.settings_sources import default_state_dir
@@ -223,7 +223,7 @@ def beside(plan: Mapping[str, Any]) -> int:
         fresh=True,
         keep=keep,
     )
-    return asyncio.run(run(settings, mode))
+    return supervise.run(run(settings, mode))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,14 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from denpexd.clock import Clock
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FIRST_WAIT = 1.0
 MOST, WITHIN = 5, 600.0  # so many failures of one task within so many seconds are too many
@@ -54,6 +58,42 @@ class Supervisor:
                 log.exception("%s failed (%s) and begins again in %.0f s", name, type(error).__name__, wait)
                 self.restarts[name] += 1
             await self._clock.sleep(wait)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop in which a name server that does not answer holds up who asks for that name, and nobody else.
+
+    The threads that all share would be used up by it, and nothing read or stored; and the end waits for those threads.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: dict[tuple[object, ...], Future[Any]] = {}
+
+    async def getaddrinfo(
+        self, host: Any, port: Any, *, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
+    ) -> Any:
+        """As socket.getaddrinfo, in a thread of its own; whoever asks the same meanwhile gets the same answer."""
+        what = (host, port, family, type, proto, flags)
+        answer = self._asked.get(what)
+        if answer is None or answer.done():
+            answer = self._asked[what] = Future()
+            answer.set_running_or_notify_cancel()
+            threading.Thread(target=_look_up, args=(what, answer), name="denpexd-name", daemon=True).start()
+        return await asyncio.wrap_future(answer)
+
+
+def _look_up(what: tuple[Any, ...], answer: "Future[Any]") -> None:
+    try:
+        answer.set_result(socket.getaddrinfo(*what))
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run the daemon to its end."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(main)
 
 
 async def tell_where_it_is_stuck(clock: Clock, after: float = STUCK) -> None:

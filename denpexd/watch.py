@@ -3,7 +3,6 @@
 What comes on standard input is read by the relay, which passes it on and writes the copy that the daemon tails.
 """
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -106,6 +105,7 @@ def _run(config: Path | None, flags: Mapping[str, Any], mode: "Mode", otherwise:
     Where port or state folder are nobody's choice and another daemon has them, it takes a free port and the folder
     `otherwise` below the other's.
     """
+    from denpexd import supervise
     from denpexd.app import run
     from denpexd.settings import Settings, load
     from denpexd.state import of_daemon
@@ -124,7 +124,7 @@ def _run(config: Path | None, flags: Mapping[str, Any], mode: "Mode", otherwise:
     log_to_stderr(settings.log_level)
     any_port = mode.any_port or not is_chosen(config, flags, "web", "port")
     state = partial(of_daemon, otherwise=None if is_chosen(config, flags, "state_dir") else otherwise)
-    return asyncio.run(run(settings, replace(mode, reread=read, any_port=any_port, state=state)))
+    return supervise.run(run(settings, replace(mode, reread=read, any_port=any_port, state=state)))
 
 
 def is_chosen(config: Path | None, flags: Mapping[str, Any], *at: str) -> bool:

@@ -4,14 +4,16 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from denpexd.clock import ManualClock
-from denpexd.supervise import MOST, WITHIN, Supervisor, on_signals
+from denpexd.supervise import MOST, WITHIN, Supervisor, on_signals, run
 
 
 class Faulty:
@@ -123,3 +125,44 @@ def test_a_loop_that_stands_still_shows_where() -> None:
     assert done.stdout == "turning\n"
     assert "in hung_mount" in done.stderr
     assert done.stderr.count("Timeout") == 1
+
+
+def test_a_name_server_that_does_not_answer_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, asked = threading.Event(), list[object]()
+
+    def hang(*what: object) -> object:
+        asked.append(what[0])
+        answered.wait(30)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    async def main() -> str:
+        loop = asyncio.get_running_loop()
+        for _ in range(50):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(loop.getaddrinfo("dead.invalid", 443), 0.002)
+        return await asyncio.wait_for(asyncio.to_thread(lambda: "stored"), 5)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    assert run(main()) == "stored"  # and it has ended
+    assert asked == ["dead.invalid"]
+    answered.set()
+
+
+def test_an_answer_of_a_name_server_arrives_and_the_next_question_is_asked_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [OSError("no such name"), ["127.0.0.1"]]
+
+    def answer(*what: object) -> object:
+        if isinstance(now := answers.pop(0), OSError):
+            raise now
+        return now
+
+    async def main() -> object:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(OSError, match="no such name"):
+            await loop.getaddrinfo("host", 443)
+        return await loop.getaddrinfo("host", 443)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    assert run(main()) == ["127.0.0.1"]
