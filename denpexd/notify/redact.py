@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from denpexd.notify.secret_shapes import ANY, COMPILED, DOUBTFUL, is_harmless
+from denpexd.notify.secret_shapes import COMPILED, is_harmless, is_other, may_hold
 
 # Escape sequences of terminals: colours, cursor, titles, links. They could split a secret and never belong to a text.
 _ESCAPES = re.compile(
@@ -47,7 +47,7 @@ def redact(text: str) -> tuple[str, int]:
     if "\x1b" in clean or "\x9b" in clean or "\x9d" in clean:
         clean = _ESCAPES.sub("", clean)
     plain, places = _read(clean)
-    spans = [] if ANY.search(plain) is None else [(places(a), places(b), kind) for a, b, kind in _found(plain)]
+    spans = [(places(a), places(b), kind) for a, b, kind in _found(plain)] if may_hold(plain) else []
     if "\n" in plain:
         spans += _wrapped(plain, places)
     return _hide(clean, spans) if spans else (clean, 0)
@@ -106,10 +106,9 @@ def _found(plain: str) -> Iterator[Span]:
             secret = plain[start:end]
             if _MARK in secret and not secret.strip(_MARK + "\"' "):
                 continue
-            if kind in DOUBTFUL and is_harmless(plain[match.start() : start], secret, plain[end : end + 2]):
+            name = plain[min(match.start(), max(0, start - 3)) : start]
+            if is_other(kind, name, secret, plain[end : end + 2]):
                 continue
-            if kind == "email" and (plain[max(0, start - 3) : start] == "://" or secret.startswith("git@")):
-                continue  # the user of an ssh or git URL, not a person
             opening = len(secret) - len(secret.lstrip("\"'"))
             yield start + opening, end - (secret[-1:] in "\"'" and opening > 0), kind
 
@@ -127,7 +126,7 @@ def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
     if not ends:
         return
     text, place = "".join([*joined, plain[last:]]), _mapping(edges)
-    for start, end, kind in _found(text) if ANY.search(text) is not None else ():
+    for start, end, kind in _found(text) if may_hold(text) else ():
         inside = [at for at in ends if start < at < end]
         rest = text[inside[-1] : end] if inside else ""
         if inside and (kind == "private_key" or not _ORDINARY.fullmatch(rest)):

@@ -2,7 +2,8 @@
 
 `grammar`: each kind after its published format, in the places where such a thing usually stands. `mutated`: what
 programs do to a text on its way into a log. `told`: what pip, git, boto, wandb, huggingface_hub and others print when
-something goes wrong with a credential. No secret is written down here: all are put together at run time.
+something goes wrong with a credential. A fourth draws what somebody thought of who had not seen the patterns
+(`outsiders.txt`). No secret is written down here: all are put together at run time.
 """
 
 import base64
@@ -13,6 +14,7 @@ import string
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from urllib.parse import quote
 
 LOWER, UPPER, DIGITS = string.ascii_lowercase, string.ascii_uppercase, string.digits
@@ -468,3 +470,25 @@ def told(seed: int, rounds: int) -> Iterator[Sample]:
             yield Sample(kind, family, text, secret, "told")
             folded = "\n".join(textwrap.wrap(text, 400, break_on_hyphens=False))
             yield Sample(kind, family, f"[rank1]:   {folded}", secret, "told")
+
+
+_DRAWN = {"A": ALNUM, "B": BASE64, "C": ALNUM + "./", "D": DIGITS, "H": HEX, "Q": URLSAFE + "~.", "S": URLSAFE}
+_DRAWN |= {"T": BASE32, "U": UPPER + DIGITS, "a": LOWER + DIGITS, "l": LOWER, "u": UPPER}
+_PART = re.compile(r"<(-?)([A-Za-z])([0-9]+)>")
+
+
+def outsiders(seed: int, rounds: int) -> Iterator[Sample]:
+    """One sample of each secret part of `outsiders.txt`: `<A20>` are 20 letters and digits, `<-A20>` may stay."""
+    d = Dice(seed)
+    for line in rounds * (Path(__file__).parent / "outsiders.txt").read_text("ascii").splitlines():
+        kind, _, template = line.partition("\t")
+        secrets: list[str] = []
+
+        def drawn(part: re.Match[str], secrets: list[str] = secrets) -> str:
+            text = d.some(_DRAWN[part[2]], int(part[3]))
+            if not part[1]:
+                secrets.append(text)
+            return text
+
+        text = _PART.sub(drawn, template.encode().decode("unicode_escape"))
+        yield from (Sample(kind, "outsiders", text, secret) for secret in secrets)

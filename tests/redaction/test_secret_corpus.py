@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from secret_corpus import Sample, grammar, mutated, told
+from secret_corpus import Sample, grammar, mutated, outsiders, told
 
 from denpexd.notify.redact import redact
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 2
 BARS = {"format": 0.995, "name=value": 0.95}
 WORST_KIND = 0.9
-MOST_TOUCHED = 0.001
+MOST_LEAKS_OF_OUTSIDERS = 0.04
 
 
 def hidden(samples: Iterable[Sample]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]], list[str]]:
@@ -65,16 +65,24 @@ def test_secrets_of_every_kind_are_hidden(generator: Any) -> None:
         assert good[kind] / n >= WORST_KIND, (kind, leaks[:10])
 
 
-def test_hardly_a_line_of_real_logs_is_touched() -> None:
+def test_secrets_that_the_authors_of_the_patterns_did_not_think_of_are_hidden() -> None:
+    tried, good, leaks = hidden(outsiders(20_26, 1))
+    assert tried.total() > 300
+    assert tried.total() - good.total() <= MOST_LEAKS_OF_OUTSIDERS * tried.total(), leaks
+
+
+def test_no_line_of_real_logs_is_touched() -> None:
     lines = benign()
     touched = [(line, redact(line)[0]) for line in lines if redact(line)[1]]
     assert len(lines) > 10_000
-    assert len(touched) <= MOST_TOUCHED * len(lines), touched[:10]
+    assert not touched, touched[:10]
 
 
 def test_the_corpus_notices_a_leak() -> None:
     """What is measured can fail: of texts that nobody redacted all leak."""
-    assert all(sample.leaked_by(sample.text) for sample in [*grammar(1, 1), *mutated(1, 1), *told(1, 1)])
+    assert all(
+        sample.leaked_by(sample.text) for sample in [*grammar(1, 1), *mutated(1, 1), *told(1, 1), *outsiders(1, 1)]
+    )
 
 
 def test_what_is_hidden_twice_stays_as_it_is() -> None:
