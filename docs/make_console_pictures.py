@@ -21,8 +21,9 @@ from denpexd.recording import read_case
 from denpexd.reference import RuleReference
 from denpexd.replay import Replayer
 from denpexd.scan.engine import choose_engine
-from denpexd.web.api import JobView, PackView, RankView, Stats, bind, create_app, serve
-from denpexd.web.view import Pace, Told
+from denpexd.web.api import create_app
+from denpexd.web.server import bind, serve
+from denpexd.web.view import JobView, Pace, PackView, RankView, Stats, Told
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "denpexd" / "recordings"
