@@ -173,7 +173,8 @@ def job_view(job: JobState, now: float, verdicts: Sequence[Verdict], limits: Lim
     ranks = [_rank_view(job.ranks.get(r), r, now, failed, waiting, quiet) for r in job.universe]
     over = bool(ranks) and all(r.state in ("done", "gone", "unheard") for r in ranks)
     stall = 0.0 if over or job.moved_t is None else max(0.0, job.silence(now) - 2 * (job.usual or 0.0))
-    hang_due_t, hang_due_by = due(job, now, limits) or (None, "")
+    told = any(v.get("hang") or v.get("stopped_t") is not None for v in verdicts)  # silence is of that incident
+    hang_due_t, hang_due_by = (None, "") if told else due(job, now, limits) or (None, "")
     return JobView(
         job=job.job,
         attempt=job.attempt,

@@ -123,6 +123,16 @@ def test_a_silent_job_says_when_silence_is_told_and_by_which_budget(
     assert job_view(state, seconds + 0.5, [], limits).hang_due_t is None  # told
 
 
+@pytest.mark.parametrize(
+    ("open_now", "waits"),
+    [({"hang": True, "stopped_t": None}, False), ({"hang": False, "stopped_t": 40.0}, False), ({"hang": False}, True)],
+)
+def test_silence_that_an_open_stop_explains_is_not_told_again(
+    pipeline: Pipeline, open_now: Mapping[str, object], waits: bool
+) -> None:
+    assert (job_view(job(pipeline), 60.0, [open_now], Limits()).hang_due_t is not None) == waits
+
+
 def test_a_job_that_is_done_waits_for_no_judgement(pipeline: Pipeline) -> None:
     pipeline.evidence("run", [line(41.0, r, "finished") for r in range(3)])
     assert job_view(job(pipeline), 60.0, [], Limits()).hang_due_t is None
