@@ -6,9 +6,10 @@ Every five seconds RSS, descriptors, threads, sizes of the state and its WAL, th
 scrape and the slowest answer of twenty a second are taken.
 
 So that every table is full before the measuring begins, the daemon forgets sooner than it usually does: files that are
-gone after one minute instead of ten, recordings after two instead of sixty. Growth an hour is that of a line through
-the samples after WARM of the time; exit code 1 if anything grows by more than MOST_GROWTH, if the loop or a scrape was
-ever later than MOST_LATE, or if the daemon did not end well.
+gone after one minute instead of ten, jobs that fail with their last lines one minute after their files instead of an
+hour, recordings after two instead of sixty. Growth an hour is that of a line through the samples after WARM of the
+time; exit code 1 if anything grows by more than MOST_GROWTH, if the loop or a scrape was ever later than MOST_LATE, or
+if the daemon did not end well.
 """
 
 import json
@@ -30,9 +31,10 @@ MOST_GROWTH = {"rss_mb": 16.0, "fds": 20.0, "threads": 12.0, "db_mb": 30.0, "wal
 MOST_LATE = {"lag_s": 0.5, "scrape_s": 0.5, "answer_s": 0.5}
 FORGETFUL = """
 import sys
+import denpexd.pipeline
 import denpexd.reader
 from denpexd.cli import main
-denpexd.reader.GONE = 60.0
+denpexd.reader.GONE = denpexd.pipeline.GONE_QUIET = 60.0
 sys.argv = ["denpexd", *sys.argv[1:]]
 main()
 """
