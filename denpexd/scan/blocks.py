@@ -120,6 +120,9 @@ class Traceback:
         self._state = "frames"
         self._noise = 0
         self._blank = self._source = False
+        # Rich breaks the message below its box to the width of the box.
+        self._width = len(opening.text.strip()) if "╭" in before else 0
+        self._row = 0
         self._inline(opening.text)
 
     def _inline(self, text: str) -> None:
@@ -201,6 +204,7 @@ class Traceback:
         self._filling.type = kind
         self._filling.message = [message]
         self._state, self._blank = "message", False
+        self._row = len(kind) + 2 + len(message)
 
     def _in_message(self, text: str) -> bool:
         if _CHAINED.search(text) is not None:
@@ -222,7 +226,12 @@ class Traceback:
         if self._blank:
             self._filling.message.append("")
             self._blank = False
-        self._filling.message.append(text.rstrip())
+        text = text.rstrip()
+        if self._row and self._row + 1 + len(text.split(" ", 1)[0]) > self._width > 0:
+            self._filling.message[-1] += f" {text}"
+        else:
+            self._filling.message.append(text)
+        self._row = len(text)
         return True
 
     def _announces(self) -> bool:

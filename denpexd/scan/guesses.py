@@ -26,6 +26,7 @@ _IN_TEXT = tuple(
         r"^.{0,120}?\[(?:[Gg]lobal[_ ]?|[Ww]orld[_ ]?)?[Rr]ank[ _:=]{0,2}(\d{1,6})\]",
         r"^.{0,160}?(?:^|[\s,{(|;\[])(?:global_|world_)?rank=(\d{1,6})\b",
         r'^.{0,160}?"(?:global_|world_)?rank": ?(\d{1,6})\b',
+        r'^\{.*[^\\]"(?:global_|world_)?rank": ?(\d{1,6})\b.{0,80}\}$',
         r"^.{0,80}?\bGLOBAL_RANK: (\d{1,6}),",
         _HEADER
         + r"[Rr]ank[ _]?(\d{1,6})(?:\s*(?:[|:,-]|$)|\s+(?:epoch|ep|step|it|iter|batch|val|train|eval|loss|lr|done"

@@ -13,8 +13,8 @@ from denpexd.scan.guesses import Pods, rank_in_text
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
-# mpirun: job,rank; horovodrun: the rank alone.
-_MPI_GLUED = rb"\[(?:\d+,(?:mpirank:)?)?(\d+)(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
+# mpirun: job,rank (since 5: prterun-HOST-PID@job,rank); horovodrun: the rank alone.
+_MPI_GLUED = rb"\[(?:(?:prterun-[\w.-]+@)?\d+,(?:mpirank:)?)?(\d+)(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
 # Behind a quotation mark that opens it is somebody's words: a log quoted by a chat model, say.
 _GLUED = re2.compile(_MPI_GLUED + rb"|(?:[^\s:\"'`]|[\w.][\"'`])(\[rank\d{1,6}\]:)", _OPTIONS)
 _DETERMINED = re2.compile(rb"^\[rank=(\d{1,6})\] \|\| ", _OPTIONS)

@@ -175,6 +175,24 @@ def test_every_line_of_a_traceback_may_carry_a_log_header() -> None:
     assert (event.chain[0][0], len(event.frames), event.uncaught) == ("ValueError", 2, False)
 
 
+def test_what_rich_breaks_below_its_box_is_one_line_again() -> None:
+    box = """
+        ╭──────────── Traceback (most recent call last) ────────────╮
+        │ /ws/train.py:318 in <module>                              │
+        │ ❱ 318     main()                                          │
+        ╰───────────────────────────────────────────────────────────╯
+        OutOfMemoryError: CUDA out of memory. Tried to allocate 2.62
+        GiB. GPU 2 has a total capacity of 79.11 GiB.
+        See the manual
+    """
+    for indent in ("", " " * 29):
+        (event,) = raised(tagged(box, indent))
+        text = (
+            "CUDA out of memory. Tried to allocate 2.62 GiB. GPU 2 has a total capacity of 79.11 GiB.\nSee the manual"
+        )
+        assert event.chain == (("OutOfMemoryError", text),)
+
+
 def test_a_traceback_in_a_warning_of_torch_ended_nothing() -> None:
     glog = "1201 04:00:12.112000 7011 torch/_dynamo/convert_frame.py:1125] "
     for prefix, uncaught in ((f"W{glog}", False), (f"[rank0]:W{glog}", False), (f"E{glog}", True)):
