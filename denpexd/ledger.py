@@ -216,7 +216,7 @@ class Ledger:
             batch, self._pending = self._pending, _Batch()
             positions, more = self._positions(), self.book.take() | self.history.take()
             beside = None if self._beside is None else self._beside.cut()
-            if not (positions or batch or more or beside is not None):
+            if not (positions or batch or more or beside is not None or self._store.kept["unsaved"]):
                 return
             with contextlib.suppress(StateError):  # the store has said so, and goes on in memory
                 await asyncio.to_thread(

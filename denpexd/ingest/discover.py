@@ -76,7 +76,7 @@ class Discovery:
         self._paths = [str(Path(text).expanduser().absolute()) for text in paths]
         self.links = Links(self._paths, links)
         # A path that exists as written is meant as written, whatever brackets are in its name.
-        magic = [text for text in self._paths if is_magic(text) and not Path(text).exists()]
+        magic = [text for text in self._paths if is_magic(text) and not os.path.exists(text)]
         self._templates = {text: Template(self._bound(text)) for text in magic}
         self._layouts: dict[tuple[str, str], Layout] = {}
         self._said: set[str] = set()
@@ -141,11 +141,11 @@ class Discovery:
 
     def _expand(self, walk: Walk, text: str) -> Iterator[tuple[Match, str, Template | None]]:
         path = Path(text)
-        if path.is_dir():
+        if os.path.isdir(text):
             for match in walk.tree(text, self._accepts):
                 yield match, text, None
             return
-        template = None if path.exists() else self._templates.get(text)
+        template = None if os.path.exists(text) else self._templates.get(text)
         if template is None:
             if _BINARY.search(path.name):
                 self._say(text, "is an archive or a binary file by its name: it is not read")

@@ -111,7 +111,7 @@ def find(paths: Sequence[str], stdin: BinaryIO) -> list[Finished]:
     packed = [path for path in paths if path.endswith(".gz")]
     plain = [path for path in paths if path != STDIN and path not in packed]
     for path in (*plain, *packed):
-        if not is_magic(path) and not Path(path).expanduser().exists():
+        if not is_magic(path) and not os.path.exists(Path(path).expanduser()):
             raise SourceError(f"{path}: no such file or folder; {_HOW}")
     named = {Path(path).expanduser().absolute() for path in paths}
     logs = [_finished(found, named) for found in (*_discover(plain), *_packed(packed))]

@@ -112,7 +112,7 @@ class Walk:
     def file(self, path: str) -> Iterator[Match]:
         """The file itself, if it is there."""
         self.marks[path] = mark(path)
-        yield from self._file(path, Path(path).is_symlink(), wanted=True)
+        yield from self._file(path, os.path.islink(path), wanted=True)
 
     def tree(self, root: str, accept: Callable[[str], bool]) -> Iterator[Match]:
         """Every regular file below a folder whose name is accepted; hidden folders are left out."""
@@ -168,7 +168,7 @@ class Walk:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as problem:
-            self._problem(folder, f"cannot be listed by uid {os.geteuid()}: {problem.strerror}; grant read access")
+            self._problem(folder, _denied("listed", problem))
             return []
 
     def _file(self, path: str, link: bool, *, wanted: bool) -> Iterator[Match]:
@@ -177,7 +177,7 @@ class Walk:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as problem:
-            self._problem(path, f"cannot be looked at: {problem.strerror}")
+            self._problem(path, _denied("looked at", problem))
             return
         self.links = self.links or link
         if stat.S_ISREG(info.st_mode):
@@ -208,6 +208,11 @@ class Walk:
             return False
         seen.add(key)
         return True
+
+
+def _denied(what: str, problem: OSError) -> str:
+    why = f"cannot be {what} by uid {os.geteuid()}: {problem.strerror}"
+    return f"{why}; grant access, no restart needed" if isinstance(problem, PermissionError) else why
 
 
 def mark(path: str) -> Mark:

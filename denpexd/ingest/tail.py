@@ -267,7 +267,7 @@ class Tail:
         if position is None or not position.known:
             return False
         found = self._files.find(self.path.parent, position.inode)
-        if found is None and self.path.is_symlink():
+        if found is None and os.path.islink(self.path):
             found = self._files.find(Path(os.path.realpath(self.path)).parent, position.inode)
         if found is None:
             return False

@@ -166,7 +166,7 @@ class Waker:
         try:
             self._watches[real] = observer.schedule(_Hand(self), real, recursive=False, event_filter=_EVENTS)
         except OSError as problem:
-            if Path(real).is_dir():
+            if os.path.isdir(real):
                 self._refused.add(real)
                 self._degrade(f"{real}: {problem.strerror or problem}: raise fs.inotify.max_user_watches (sysctl)")
         except RuntimeError as problem:  # no more threads

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -30,6 +30,8 @@ TINY, _ = load([Path(__file__).parents[1] / "data" / "tiny"], strict=False)
 
 class SlowStore:
     """A state on a disk that takes its time; `commits` in order of their end."""
+
+    kept: ClassVar = {"unsaved": 0}
 
     def __init__(self) -> None:
         self.commits: list[dict[str, Any]] = []

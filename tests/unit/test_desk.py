@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from denpexd.clock import ManualClock
 from denpexd.core.events import Closed, Opened, Updated
+from denpexd.errors import StateError
 from denpexd.ledger import Ledger
 from denpexd.notify import outbox
+from denpexd.notify.database import Database
 from denpexd.notify.desk import Alerting, Maintenance
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Quiet, Route
@@ -104,6 +106,21 @@ async def test_after_maintenance_what_is_open_is_told_and_what_is_over_is_in_one
     decided = store.rows("SELECT action, reason, detail FROM decisions WHERE key = 'a' ORDER BY id")
     assert decided[0] == ("hold", "maintenance", "move")
     assert decided[-1][:2] == ("send", "digest")
+
+
+async def test_what_a_full_disk_refused_is_written_when_there_is_room_although_nothing_more_happens(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(database: Database, statements: object) -> None:
+        raise StateError("disk full")
+
+    site = Site(store, clock, Alerting([Route("hook")], []))
+    with monkeypatch.context() as full:
+        full.setattr(Database, "write", refuse)
+        await site.say(Opened, "a")
+    assert store.rows("SELECT key FROM incidents") == []
+    await site.ledger.commit()
+    assert store.rows("SELECT key FROM incidents") == [("a",)]
 
 
 async def test_quiet_hours_keep_back_what_is_not_severe_until_the_morning(store: Store, clock: ManualClock) -> None:

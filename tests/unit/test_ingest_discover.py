@@ -384,8 +384,8 @@ import os, sys
 from denpexd.ingest.discover import Discovery
 os.setgid(65534)
 os.setuid(65534)
-d = Discovery([sys.argv[1]], None)
-print([f.rank for f in d.scan()], [e for e in d.errors if "cannot be listed" in e])
+d = Discovery([sys.argv[1], f"{sys.argv[1]}/closed/sub/{{job}}/rank{{rank}}.log", f"{sys.argv[1]}/closed/sub"], None)
+print([f.rank for f in d.scan()], [e for e in d.errors if "cannot be" in e])
 """
 
 
@@ -399,6 +399,15 @@ def test_a_folder_that_cannot_be_read_does_not_hide_its_siblings() -> None:
         done = subprocess.run([sys.executable, "-c", UNREADABLE, folder], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[1] [")
     assert "closed: cannot be listed by uid 65534" in done.stdout
+    assert "closed/sub: cannot be looked at by uid 65534: Permission denied; grant access" in done.stdout
+
+
+def test_a_path_that_the_system_refuses_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    make(tmp_path, "rank0.log")
+    too_long = f"{tmp_path}/{'n' * 300}"
+    discovery = Discovery([str(tmp_path), too_long, f"{too_long}/rank{{rank}}.log"], None)
+    assert [found.rank for found in discovery.scan()] == [0]
+    assert [error for error in discovery.errors if "File name too long" in error]
 
 
 def test_what_takes_our_own_output_is_not_read(tmp_path: Path) -> None:
