@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -57,7 +57,7 @@ def create_app(
     app = Starlette(
         routes=list(_table(routes, Changes(actions))),
         middleware=[Middleware(Gate, host=host, token=token, allowed_hosts=allowed_hosts)],
-        exception_handlers={HTTPException: _http_error, RequestError: _request_error},
+        exception_handlers={HTTPException: _http_error, RequestError: _request_error, ClientDisconnect: _gone},
     )
     app.state.live = routes.live
     return app
@@ -186,3 +186,8 @@ def _accepts_gzip(header: str) -> bool:
         if coding.strip() == "gzip":
             return weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
     return False
+
+
+def _gone(_: Request, error: Exception) -> Response:
+    """Whoever left in the middle of a body is no fault of ours; nobody reads this."""
+    return Response(status_code=400)

@@ -7,6 +7,7 @@ wider address it is everybody else, so all but what a scraper needs asks for the
 import base64
 import hmac
 import ipaddress
+import re
 from collections.abc import Collection, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -62,7 +63,7 @@ class Gate:
             await send(message)
 
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["path"], headers) or _foreign(scope, headers)
+        refusal = _ambiguous(scope, headers) or self._refusal(scope["path"], headers) or _foreign(scope, headers)
         await (refusal or self._app)(scope, receive, send_hardened)
 
     def _refusal(self, path: str, headers: Headers) -> Response | None:
@@ -82,8 +83,21 @@ class Gate:
         return None
 
 
+def _ambiguous(scope: Scope, headers: Headers) -> Response | None:
+    """A body of two lengths: a proxy in front may take the other one, and a part of the body for a request."""
+    if "content-length" in headers and "transfer-encoding" in headers:
+        text = "Content-Length and Transfer-Encoding in one request; send one of them"
+        return answer_error(scope["path"], 400, text, {"connection": "close"})
+    return None
+
+
 def _foreign(scope: Scope, headers: Headers) -> Response | None:
-    """A page of another site can make a browser send a POST, also to this machine: it may look, never touch."""
+    """A page of another site can make a browser ask, also this machine: it may link to a page and do no more.
+
+    What it embeds it cannot read, but every answer costs the daemon something.
+    """
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+        return answer_error(scope["path"], 403, "a page of another site asks; it may link here and do no more")
     origin = headers.get("origin")
     ours = origin is None or origin.partition("://")[2].lower() == headers.get("host", "").lower()
     same = headers.get("sec-fetch-site", "same-origin") in ("same-origin", "none")
@@ -108,10 +122,9 @@ def is_loopback(host: str) -> bool:
 
 
 def host_name(header: str) -> str:
-    """The name of a Host header, without port and brackets."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
+    """The name of a Host header, without port and brackets; what is not formed like one as it is."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]*))(?::[0-9]*)?", header)
+    return ((found[1] or found[2]) if found else header).lower()
 
 
 def _credential(header: str) -> bytes:

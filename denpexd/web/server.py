@@ -127,7 +127,7 @@ async def serve(app: ASGIApp, sock: socket.socket, *, listening: Callable[[str],
         lifespan="off",
         interface="asgi3",
         log_config=None,
-        log_level="warning",
+        log_level="error",  # its warnings are about what strangers send; they would fill our log
         access_log=False,
         server_header=False,
         backlog=BACKLOG,

@@ -29,6 +29,7 @@ from denpexd.web.server import bind, serve
 from denpexd.web.view import RANK_STATES, JobView, PackView, RankView, Stats
 
 DOCS = Path(__file__).parents[2] / "docs"
+FORGED = ["localhost:x.evil.example", "[::1].evil.example", "localhost:80:80", "127.0.0.1@evil.example"]
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)> \udcff"
 
 QUOTE = stand.quote(0, stand.T + 60.5, "evaluating ...", "rank 0 entered evaluation")
@@ -149,10 +150,37 @@ class TestAnswers:
 class TestWhoMayAsk:
     async def test_a_foreign_host_name_is_refused_on_loopback(self, client):
         for path in PAGES + OPEN:
-            for host in ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::2]", ""]:
+            for host in ["evil.example", "evil.example:9464", "127.0.0.1.evil.example", "[::2]", "", *FORGED]:
                 assert (await client.get(path, headers={"host": host})).status_code == 421, (path, host)
             for host in ["localhost:9464", "127.0.0.1", "[::1]:9464", "LOCALHOST"]:
                 assert (await client.get(path, headers={"host": host})).status_code == 200, (path, host)
+
+    async def test_a_page_of_another_site_may_link_here_and_do_no_more(self, client):
+        for site, mode, status in [
+            ("cross-site", "no-cors", 403),
+            ("same-site", "cors", 403),
+            ("cross-site", "navigate", 200),
+            ("same-origin", "cors", 200),
+            ("none", "navigate", 200),
+        ]:
+            answer = await client.get("/api/v1/jobs", headers={"sec-fetch-site": site, "sec-fetch-mode": mode})
+            assert answer.status_code == status, (site, mode)
+
+    async def test_a_request_that_can_be_read_in_two_ways_is_refused_and_fills_no_log(self, client, caplog):
+        two_lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        for sent in [
+            b"POST /-/reload HTTP/1.1\r\nHost: localhost\r\n"
+            + two_lengths
+            + b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        ]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            writer.write(sent)
+            whole = await asyncio.wait_for(reader.read(), 2)
+            writer.close()
+            assert whole.startswith(b"HTTP/1.1 400")
+            assert whole.count(b"HTTP/1.1") == 1, whole
+        assert not caplog.records
 
     async def test_further_host_names_can_be_allowed(self, daemon):
         async with served(daemon, allowed_hosts=["gpu-7.lab"]) as client:
