@@ -182,6 +182,16 @@ class TestWhoMayAsk:
             assert whole.count(b"HTTP/1.1") == 1, whole
         assert not caplog.records
 
+    async def test_who_leaves_in_the_middle_of_a_body_fills_no_log(self, daemon, caplog):
+        async with served(daemon, reference=daemon) as client:
+            _, writer = await asyncio.open_connection("127.0.0.1", client.base_url.port)
+            writer.write(b"POST /api/v1/diagnose HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf")
+            await asyncio.sleep(0.05)  # until it is read
+            writer.close()
+            await asyncio.sleep(0.05)  # until it is noticed
+            assert (await client.get("/healthz")).status_code == 200
+        assert not caplog.records
+
     async def test_further_host_names_can_be_allowed(self, daemon):
         async with served(daemon, allowed_hosts=["gpu-7.lab"]) as client:
             assert (await client.get("/", headers={"host": "gpu-7.lab:9464"})).status_code == 200
