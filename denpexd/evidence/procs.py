@@ -182,7 +182,7 @@ class Processes:
         if not self.denied:
             return None
         return EvidenceUnavailable(
-            f"{self.denied} Python process(es) of other users may not be looked at (/proc/PID/environ), "
+            "Python processes of other users may not be looked at (/proc/PID/environ), "
             "so which ranks they are is not known",
             "run denpexd as the user of the job or with CAP_SYS_PTRACE (Kubernetes: "
             "securityContext.capabilities.add [SYS_PTRACE] on its container, shareProcessNamespace: true on the pod)",
