@@ -29,7 +29,7 @@ PREPARES = re.compile(  # labels of bars that no training loop draws
     r"caching)"
 )
 _NAMED = re.compile(r"\brank=(\d+)")
-EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer")
+EVALUATES = re.compile(r"\bval\b|valid|eval|test|predict|infer|likelihood|\brequests\b")
 
 
 class Intake(Witnesses):

@@ -64,10 +64,11 @@ def test_the_same_step_of_the_next_epoch_is_movement(memory: World) -> None:
     assert memory.job.ranks[0].moves == 2
 
 
-def test_a_bar_of_an_evaluation_moves_the_rank_but_is_no_training_step(memory: World) -> None:
+@pytest.mark.parametrize("label", ["Validation", "Running generate_until requests"])
+def test_a_bar_of_an_evaluation_moves_the_rank_but_is_no_training_step(memory: World, label: str) -> None:
     memory.at(1.0, step(0, 7))
-    memory.at(2.0, line(0, "bar", label="Validation", step="1", total="50"))
-    memory.at(3.0, line(0, "bar", label="Validation", step="2", total="50"))
+    memory.at(2.0, line(0, "bar", label=label, step="1", total="50"))
+    memory.at(3.0, line(0, "bar", label=label, step="2", total="50"))
     state = memory.job.ranks[0]
     assert (state.phase, state.step, state.aside) == ("eval", 7, 2)
     assert (state.moved_t, memory.job.trained_t) == (3.0, 1.0)
