@@ -134,7 +134,7 @@ class Cursor:
         hole = raw.find(_HOLE, lead)
         if hole > lead:
             raw, self.full = raw[:hole], True
-        self._advance(raw, lead)
+        self._advance(raw)
         return raw[lead:]
 
     def _jump(self, fd: int) -> None:
@@ -154,13 +154,11 @@ class Cursor:
             self.offset += gap
             self._line, self._line_mark = self.offset, self._mark
 
-    def _advance(self, raw: bytes, lead: int = 0) -> None:
-        """`raw` is done; its first `lead` bytes were NULs and are not handed out."""
+    def _advance(self, raw: bytes) -> None:
+        """`raw` is done."""
         if len(self._head) < SPAN and len(self._head) == self.offset:
             self._head = (self._head + raw)[:SPAN]
         end = raw.rfind(b"\n") + 1
-        if end == 0 and lead and self._line == self.offset:
-            end = lead
         if end:
             self._line = self.offset + end
             self._line_mark = (self._mark + raw[max(0, end - SPAN) : end])[-SPAN:]

@@ -1,11 +1,13 @@
 """A tail hands out every byte once, whatever happens to the file; on the disk file system, where inodes are reused."""
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,7 +340,8 @@ def test_a_moved_folder_is_followed_through_the_descriptor(tmp_path: Path, files
     follower = Follower(log, files)
     follower.new()
     log.parent.rename(tmp_path / "job.done")
-    follower.new(after=100.0)
+    for _ in range(3):
+        follower.new(after=100.0)
     append(tmp_path / "job.done" / "r0.log", b"two\n")
     assert follower.new(after=100.0) == b"two\n"
 
@@ -682,3 +685,98 @@ for n in range(3):
         [sys.executable, "-c", program, str(log)], capture_output=True, text=True, env={"LD_PRELOAD": str(library)}
     )
     assert done.stdout.splitlines() == ["2", *["b'line\\n'  0"] * 3], done.stderr
+
+
+def test_a_renamed_file_is_let_go_of_when_it_stays_quiet_although_its_successor_is_empty(
+    log: Path, files: OpenFiles
+) -> None:
+    append(log, b"one\n")
+    follower = Follower(log, files)
+    follower.new()
+    log.rename(log.with_suffix(".log.1"))
+    log.touch()
+    for _ in range(3):
+        follower.new(after=20.0)
+    assert follower.tail.position is not None
+    assert follower.tail.position.inode == log.stat().st_ino
+
+
+def test_a_descriptor_that_the_server_has_forgotten_is_opened_again(
+    log: Path, files: OpenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(log, b"one\n")
+    follower = Follower(log, files)
+    follower.new()
+    stale, read, begin = True, os.preadv, os.open
+
+    def reading(fd: int, *rest: Any) -> int:
+        if stale:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(fd, *rest)
+
+    def opening(*what: Any, **more: Any) -> int:
+        nonlocal stale
+        stale = False
+        return begin(*what, **more)
+
+    monkeypatch.setattr(os, "preadv", reading)
+    monkeypatch.setattr(os, "open", opening)
+    append(log, b"two\n")
+    assert follower.new() + follower.new() == b"two\n"
+
+
+def test_a_second_content_of_the_same_size_and_time_is_read(log: Path, files: OpenFiles) -> None:
+    append(log, b"one\n")
+    follower = Follower(log, files)
+    follower.new()
+    follower.new(after=0.1)
+    times = log.stat().st_atime_ns, log.stat().st_mtime_ns
+    log.write_bytes(b"two\n")
+    os.utime(log, ns=times)
+    assert follower.new(after=0.1) == b"two\n"
+
+
+def test_of_an_empty_file_there_is_nothing_to_go_on_from(log: Path, files: OpenFiles) -> None:
+    follower = Follower(log, files)
+    follower.new()
+    position = follower.tail.position
+    assert position is not None
+    follower.tail.close()
+    assert files.take_left() == []
+    append(log, b"old\n")  # another file may have its number by now
+    other = log.rename(log.with_name("r1.log"))
+    again = Follower(other, OpenFiles([position]), history=True)
+    assert again.new() == b"old\n"
+    assert all(read.history for read in again.reads if read.data)
+
+
+def test_where_the_whole_system_has_no_descriptor_left_one_of_ours_is_closed(
+    tmp_path: Path, files: OpenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Follower(tmp_path / name, files) for name in ("r0.log", "r1.log"))
+    for follower in (first, second):
+        append(follower.tail.path, b"one\n")
+    first.new()
+    begin = os.open
+
+    def opening(*what: Any, **more: Any) -> int:
+        if first.tail.is_open:
+            raise OSError(errno.ENFILE, "Too many open files in system")
+        return begin(*what, **more)
+
+    monkeypatch.setattr(os, "open", opening)
+    assert second.new() == b"one\n"
+    assert not first.tail.is_open
+
+
+def test_a_file_that_a_thread_is_reading_belongs_to_it(log: Path, files: OpenFiles) -> None:
+    append(log, b"one\n")
+    owner, other = Follower(log, files), Follower(log.with_name("r1.log"), files)
+    owner.new()
+    info = log.stat()
+    os.close(owner.tail.take_descriptor())
+    log.rename(other.tail.path)
+    files.enter(owner.tail)
+    assert not files.claim((info.st_dev, info.st_ino), other.tail)
+    files.leave(owner.tail)
+    assert files.claim((info.st_dev, info.st_ino), other.tail)

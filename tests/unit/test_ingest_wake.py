@@ -1,6 +1,7 @@
 """The waker shortens the wait and never lengthens it: whatever happens to watchdog, a full look comes in time."""
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -174,6 +175,24 @@ async def test_more_directories_than_allowed_are_polled(clock: ManualClock, tmp_
     assert "more than 2 directories" in waker.polling
     (folders[0] / "r0.log").write_text("x")
     await until_touched(waker, folders[0] / "r0.log")
+    waker.close()
+
+
+async def test_a_directory_that_the_kernel_refused_is_tried_again_when_it_comes_anew(
+    clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*what: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "inotify watch limit reached")
+
+    waker = Waker(clock)
+    with monkeypatch.context() as full:
+        full.setattr(waker._observer, "schedule", refuse)
+        waker.watch([tmp_path])
+    assert "max_user_watches" in waker.polling
+    waker.watch([])
+    waker.watch([tmp_path])
+    (tmp_path / "r0.log").write_text("x")
+    await until_touched(waker, tmp_path / "r0.log")
     waker.close()
 
 

@@ -195,7 +195,9 @@ async def test_what_is_no_text_is_said_once(
     assert reader.errors["no text"] == 1
 
 
-async def test_bytes_that_were_gone_before_they_were_read_are_counted(readers: Readers, folder: Path) -> None:
+async def test_bytes_that_were_gone_before_they_were_read_are_counted(
+    readers: Readers, folder: Path, clock: ManualClock
+) -> None:
     with (folder / "rank0.log").open("a") as file:
         file.write("x" * 999 + "\n")
         file.write("y\n" * 400_000)
@@ -204,7 +206,14 @@ async def test_bytes_that_were_gone_before_they_were_read_are_counted(readers: R
     await news(reader)
     os.truncate(folder / "rank0.log", 0)
     await news(reader)
-    assert reader.lost > 400_000
+    assert (lost := reader.lost) > 400_000
+    (folder / "rank0.log").unlink()
+    for _ in range(3):
+        await news(reader)
+        await reader.look_around()
+        await clock.advance(GONE)
+    assert reader.forgotten["file"] == 1
+    assert reader.lost == lost
 
 
 async def test_a_file_that_has_not_been_there_for_long_is_forgotten_with_its_position(
@@ -290,3 +299,18 @@ async def test_a_file_that_is_amid_something_keeps_its_former_position_but_not_f
     await clock.advance(1)
     assert set(reader.positions(lambda found: True)) == {str(folder / "rank1.log")}
     assert reader.positions() == {}
+
+
+async def test_a_deleted_file_is_not_forgotten_while_there_is_something_to_read_in_it(
+    readers: Readers, folder: Path, clock: ManualClock
+) -> None:
+    reader = readers.new()
+    await reader.look_around()
+    await news(reader)
+    grow(folder / "rank0.log", "x" * 300_000 + "\nlast\n")
+    await news(reader)
+    (folder / "rank0.log").unlink()
+    for _ in range(3):
+        await reader.look_around()
+        await clock.advance(GONE)
+    assert "".join([text for _, _, text, _ in await news(reader)]).endswith("last\n")
