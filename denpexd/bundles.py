@@ -103,7 +103,7 @@ def _told_then(archive: Path) -> Verdict:
     content = unpack(archive)
     try:
         found = json.loads(content["verdict.json"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise CaseError(f"{archive}: no bundle of an incident: verdict.json is missing or damaged") from error
     if not isinstance(found, dict) or "key" not in found:
         raise CaseError(f"{archive}: verdict.json holds no verdict")

@@ -198,7 +198,7 @@ def _timeline(path: Path) -> Iterable[Printed]:
             found.append(
                 Printed(float(entry["t"]), int(entry["rank"]), str(entry.get("stream", "stdout")), str(entry["line"]))
             )
-        except (ValueError, KeyError, TypeError) as wrong:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as wrong:
             raise CaseError(f'{path}:{number}: {wrong!r}; each line is {{"t", "rank", "stream", "line"}}') from None
     return sorted(found, key=lambda p: p.t)
 
@@ -218,7 +218,7 @@ def _snapshot(path: Path) -> dict[int, dict[str, Any]]:
         return {int(rank): dict(proc) for rank, proc in seen.get("proc", {}).items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as wrong:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as wrong:
         raise CaseError(f"{path}: cannot be read: {wrong}") from None
 
 

@@ -62,7 +62,7 @@ async def get_json(client: httpx.AsyncClient, url: str, *, headers: Mapping[str,
     found = await _exchange(client, "GET", url, headers, None, wall, TIMEOUT, 4 << 20)
     try:
         return json.loads(found)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DeliveryError("the answer is not JSON", retryable=True) from None
 
 

@@ -133,7 +133,7 @@ class SlackSink:
         answer = await self._post(f"{self._options.api_url.rstrip('/')}/{method}", content, headers)
         try:
             said = json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             said = None
         if not isinstance(said, dict):
             raise DeliveryError(f"{method}: the answer is not Slack's; check api_url", retryable=True)

@@ -103,7 +103,7 @@ def _docker(raw: bytes) -> bytes:
         if line.startswith(_DOCKER):
             try:
                 text = json.loads(line)["log"]
-            except (ValueError, KeyError, UnicodeDecodeError):
+            except (ValueError, KeyError, RecursionError):
                 continue
             lines[number] = str(text).rstrip("\r\n").replace("\n", " ").encode("utf-8", "replace")
     return b"\n".join(lines)

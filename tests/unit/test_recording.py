@@ -111,6 +111,9 @@ def test_the_truth_beside_a_case_is_not_looked_at(folder: Path) -> None:
     [
         ("timeline.jsonl", '{"t": 1, "rank": 0, "line": "x"}\n{"t": 1}', r"timeline\.jsonl:2: .*each line is"),
         ("timeline.jsonl", "nonsense", r"timeline\.jsonl:1: "),
+        ("timeline.jsonl", "[" * 100_000, r"timeline\.jsonl:1: RecursionError"),
+        ("timeline.jsonl", '{"t": 1, "rank": 1e999, "line": "x"}', r"timeline\.jsonl:1: OverflowError"),
+        ("snapshot.json", "[" * 100_000, r"snapshot\.json: cannot be read"),
         ("timeline.jsonl", '{"t": "soon", "rank": 0, "line": "x"}', r"timeline\.jsonl:1: "),
         ("case.yaml", "[1, 2]", "must be a mapping"),
         ("case.yaml", "a: [", r"case\.yaml:2:1: did not find"),

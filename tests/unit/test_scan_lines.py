@@ -44,6 +44,11 @@ def test_docker_envelopes_are_opened() -> None:
     assert chunk.where(chunk.data.index(b"red")) == raw.index(b"\n") + 1
 
 
+def test_what_is_no_envelope_stays_between_those_that_are() -> None:
+    envelope, deep = b'{"log":"x\\n","stream":"stdout"}\n', b'{"log":"x","a":' + b"[" * 100_000 + b"\n"
+    assert view(envelope + deep + envelope, 0, 0, 0, at_line_start=True).data == b"x\n" + deep + b"x\n"
+
+
 def test_json_logs_of_a_program_are_left_alone() -> None:
     raw = b'{"log":"x","rank":3}\n'
     assert view(raw, 0, 0, 0, at_line_start=True).data == raw
