@@ -52,7 +52,7 @@ class NodeUplink:
         self._ranks: dict[str, set[int]] = {}
         self._said: dict[str, float] = {}  # by job, when it was last spoken of
         self._asked: dict[tuple[str, str], float] = {}
-        self._heard: list[tuple[int, Word]] = []
+        self._heard: list[Word] = []
         self._failing = False
         self._messages: Counter[str] = Counter({"sent": 0, "failed": 0})
         self._daemon: Daemon | None = None
@@ -102,8 +102,8 @@ class NodeUplink:
     async def turn(self) -> None:
         """Once: what the hub has said, who speaks, what is due to be sent."""
         heard, self._heard = self._heard, []
-        for part, word in heard:
-            await self._take(part, word)
+        for word in heard:
+            await self._take(word)
         await self._see_who_speaks()
         try:
             await self._listen()
@@ -184,9 +184,9 @@ class NodeUplink:
         known = self._words.get(part)
         if known is None or word.epoch >= known[1].epoch or self._clock.now() - known[0] >= self._settings.alone_after:
             self._words[part] = (self._clock.now(), word)
-            self._heard.append((part, word))
+            self._heard.append(word)
 
-    async def _take(self, part: int, word: Word) -> None:
+    async def _take(self, word: Word) -> None:
         for told in word.told:
             job = self.daemon.pipeline.jobs.get(str(told.get("job")))
             if job is not None and {"key", "failure", "opened_t"} <= told.keys():
@@ -229,7 +229,7 @@ class NodeUplink:
             self._alone[name] = self._clock.wall() - self._unheard(name)
             log.warning("job %s: no hub for %.0f s, this node tells of what it sees", name, self._unheard(name))
             if (word := self._words.get(partition(name))) is not None:
-                await self._take(partition(name), Word(word[1].hub, word[1].epoch, word[1].told))
+                await self._take(Word(word[1].hub, word[1].epoch, word[1].told))
             await self.daemon.handle(Outcome(changes=[Updated(v) for v in job.core.verdicts()]))
         for name in self._alone.keys() - self.daemon.pipeline.jobs.keys():
             del self._alone[name]
