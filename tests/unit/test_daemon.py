@@ -168,6 +168,33 @@ async def test_changes_that_wait_for_the_disk_know_of_each_other(parts: Parts) -
     assert [(d.revision, d.event) for d in deliveries] == [(1, "opened"), (2, "updated")]
 
 
+async def test_a_change_that_waits_for_its_turn_at_the_disk_is_opened_once(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gates, write = [threading.Event(), threading.Event(), threading.Event()], parts.store.commit
+    entered: list[threading.Event] = []
+
+    def commit(**batch: Any) -> None:
+        entered.append(gate := gates[len(entered)])
+        gate.wait(10)
+        write(**batch)
+
+    monkeypatch.setattr(parts.store, "commit", commit)
+    tasks = []
+    for number, change in enumerate((Opened(verdict("a")), Opened(verdict("b")), Updated(verdict("b", 2)))):
+        tasks.append(asyncio.create_task(parts.daemon.handle(Outcome([change]))))
+        await asyncio.sleep(0.02)
+        if number == 1:
+            gates[0].set()  # b is written from now on, and not yet known to the store
+            while len(entered) < 2:
+                await asyncio.sleep(0.01)
+    for gate in gates:
+        gate.set()
+    await asyncio.gather(*tasks)
+    deliveries = [d for batch in parts.store.commits for d in batch["deliveries"]]
+    assert [(d.key, d.event) for d in deliveries] == [("a", "opened"), ("b", "opened"), ("b", "updated")]
+
+
 async def test_a_change_survives_that_its_task_is_ended_while_the_disk_is_busy(parts: Parts) -> None:
     parts.store.disk.clear()
     task = asyncio.create_task(parts.daemon.handle(Outcome([Opened(verdict())])))

@@ -161,8 +161,32 @@ async def test_a_failure_that_flaps_is_one_incident_and_pages_once(store: Store,
     assert sent[2] == ("k0", "updated", "reopened")
     (known,) = site.ledger.incidents.values()
     assert (known["key"], known["state"], known["revision"]) == ("k0", "closed", 24)
+    assert site.ledger._same == {}  # and nothing is kept of it
     await site.say(Opened, "later")
     assert site.sent() == [("later", "opened", "first")]
+
+
+async def test_what_comes_back_goes_on_only_where_that_has_ended(store: Store, clock: ManualClock) -> None:
+    site = Site(store, clock, Alerting([Route("hook")], flap=600.0))
+    await site.say(Opened, "a")
+    await site.say(Closed, "a", 2)
+    await site.say(Opened, "b")
+    await site.say(Opened, "c")
+    assert [site.ledger.told_key(key) for key in "abc"] == ["a", "a", "c"]
+    await site.say(Opened, "d", job="other")
+    await site.say(Closed, "d", 2, job="other")
+    await site.say(Opened, "e", job="other", opened_t=START - 1)  # it began before that one had ended
+    assert site.ledger.told_key("e") == "e"
+
+
+async def test_a_clock_that_is_set_back_keeps_nothing_back(store: Store, clock: ManualClock) -> None:
+    site = Site(store, clock, Alerting([Route("hook")], [HOUR]))
+    await site.later(7200)
+    clock._offset -= 7000  # into the hour of maintenance
+    await site.say(Opened, "a")
+    clock._offset -= 4000  # and before it
+    await site.later(10)
+    assert [key for key, _, _ in site.sent()] == ["a"]
 
 
 async def test_the_end_of_what_flapped_is_told_also_after_a_restart(store: Store, clock: ManualClock) -> None:
