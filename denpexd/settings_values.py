@@ -78,9 +78,14 @@ SecretUrl = Annotated[
 
 def check_http_url(url: str) -> str:
     """The URL if it is an http(s) URL with a host, else ValueError; the message does not hold the URL."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isprintable() or " " in url:
-        raise ValueError("a URL starts with http:// or https:// and names a host")
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and url.isprintable() and " " not in url
+        good = good and parts.port != 0
+    except ValueError:  # its text holds what should be a port, perhaps a password without its @
+        good = False
+    if not good:
+        raise ValueError("a URL starts with http:// or https:// and names a host; a port is a number from 1 to 65535")
     return url
 
 

@@ -193,6 +193,8 @@ def test_a_named_file_must_be_readable(tmp_path: Path) -> None:
         ("[{type: slack, bot_token: x}]", "a bot token needs a channel"),
         ("[{type: slack, webhook_url: 'http://h', channel: '#x'}]", "the channel belongs to a webhook"),
         ("[{type: slack, webhook_url: 'hooks.slack.com/x'}]", "a URL starts with http"),
+        ("[{type: webhook, url: 'http://me:hunter2/x'}]", "a URL starts with http"),
+        ("[{type: webhook, url: 'http://h:70000/x'}]", "a port is a number"),
         ("[{type: alertmanager, url: 'http://h', interval: 1s}]", "greater than or equal to 5"),
     ],
 )
