@@ -119,11 +119,7 @@ class Daemon:
                     await self.clock.sleep(0)
                     turn = self.clock.now()
             self._moved_at = self.clock.now()
-            if self.reader.behind():
-                touched = None
-                await self.clock.sleep(0)
-                continue
-            self._started = True
+            self._started = self._started or not self.reader.behind()
             touched = await self.reader.wait(TICK)
 
     async def discover_forever(self) -> None:
@@ -134,7 +130,8 @@ class Daemon:
 
     async def _look_around(self) -> None:
         new = await self.reader.look_around()
-        self.pipeline.settle(self.reader.found.values())
+        if new is not None:
+            self.pipeline.settle(self.reader.found.values())
         await self.handle(self.pipeline.forget(self.clock.now()))
         if new:
             self._attach_at = float("-inf")  # who writes them?

@@ -60,6 +60,9 @@ class Reader:
         self._buffer = new_buffer()
         self._tails: dict[Path, Tail] = {}
         self._mount_of: dict[Path, str | None] = {}
+        self._behind: set[str] = set()  # paths of files with more to read
+        self._scanned: list[Found] = []  # as discovery gave it
+        self._deaf = 0  # watches that had died when the folders were last watched
         self._first = True  # what stands in the files that are found next was there before us
         self._moved: dict[Path, Position | None] = {}  # read since their positions were handed out
         self._amid: dict[Path, float] = {}  # those of them whose positions are held back, and since when
@@ -100,8 +103,9 @@ class Reader:
         return self._waker.overflows
 
     async def wait(self, longest: float) -> set[str] | None:
-        """Until something may be new, at most `longest` seconds; None: anything may be."""
-        return await self._waker.wait(min(longest, self._sweep))
+        """The files that may have news, after at most `longest` seconds; None, once a sweep: any may have."""
+        touched = await self._waker.wait(self._sweep, 0.0 if self._behind else longest)
+        return None if touched is None else touched | self._behind
 
     def use(self, discovery: Discovery) -> None:
         """Look for other files from the next look around on; those that it does not find are let go of at once."""
@@ -110,10 +114,17 @@ class Reader:
             files.use(discovery.links)
         self._gone.update(dict.fromkeys(self._tails, _UNWANTED))
 
-    async def look_around(self) -> list[Found]:
-        """Find new files; returns those that were not known before. To be called once a sweep."""
-        found = await asyncio.to_thread(lambda: [_named(one) for one in self._discovery.scan()])
-        self._mounts = await asyncio.to_thread(Mounts)
+    async def look_around(self) -> list[Found] | None:
+        """Find new files; returns those that were not known before. To be called once a sweep.
+
+        None: all is as it was when this was last called.
+        """
+        scanned, mounts = await asyncio.to_thread(lambda: (self._discovery.scan(), Mounts()))
+        same = scanned is self._scanned and mounts.table == self._mounts.table and self._deaf == self._waker.dead
+        if same and not self._is_due():
+            return None
+        self._scanned, self._mounts, self._deaf = scanned, mounts, self._waker.dead
+        found = await asyncio.to_thread(lambda: [_named(one) for one in scanned])
         new = [f for f in found if f.path not in self._tails]
         for one in found:
             self.found[one.path] = one
@@ -127,7 +138,13 @@ class Reader:
         await self._forget({one.path for one in found})
         local = {folder for folder in self._discovery.directories if self._mounts.remote(folder) is None}
         await asyncio.to_thread(self._waker.watch, local)
+        self._waker.touch([str(one.path) for one in new])
         return new
+
+    def _is_due(self) -> bool:
+        """Something has been gone for so long that it is to be forgotten."""
+        now, oldest = self._clock.now(), next(iter(self._left.values()), float("inf"))
+        return now - oldest >= LEFT_FOR or any(now - since >= GONE for since in self._gone.values())
 
     async def _forget(self, here: Set[Path]) -> None:
         """Let go of files that have not been found for long, or of too many, and in time of their positions."""
@@ -153,6 +170,7 @@ class Reader:
             self._lost += tail.lost
             for table in (self._tails, self._mount_of, self._moved, self._gone, self.found, self.ranks):
                 table.pop(path, None)
+            self._behind.discard(str(path))
             self._dropped.append(str(path))
             self.forgotten["file"] += 1
         old = [
@@ -179,6 +197,8 @@ class Reader:
                 read = tail.read(self._buffer, self._clock.now())
             else:
                 read = await self._remote.read_remote(tail, mount)
+            if self._behind or read.more or read.data:
+                self._keep_up(tail)
             if read.event:
                 self._note(tail, read)
             if path not in self._tails:
@@ -195,7 +215,13 @@ class Reader:
 
     def behind(self) -> bool:
         """There is more to read without waiting."""
-        return any(tail.lag > 0 and tail.error is None for tail in self._tails.values())
+        return bool(self._behind)
+
+    def _keep_up(self, tail: Tail) -> None:
+        if tail.lag > 0 and tail.error is None:
+            self._behind.add(str(tail.path))
+        else:
+            self._behind.discard(str(tail.path))
 
     def _owner(self, path: Path) -> Found:
         found, rank = self.found[path], self.ranks.get(path)

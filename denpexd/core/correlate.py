@@ -69,7 +69,7 @@ class Correlator:
     def use(self, catalog: Catalog) -> None:
         """Judge by this catalogue from now on; what was seen stays known, under the ids that still exist."""
         self.catalog = catalog
-        self._intake = Intake(catalog, self.job)
+        self._intake, self.job.kept = Intake(catalog, self.job), None
         self._index = catalog.index
         self._matches.live = {}
         self._speaker.use(catalog)
@@ -117,9 +117,13 @@ class Correlator:
         for event in events:
             self.job.seq += 1
             self.now = max(self.now, event.t)
+            if not isinstance(event, Tick):  # time alone changes nothing that was seen
+                self.job.kept = None
             self._take(event, out)
             if isinstance(event, Activity) and event.rank not in loud:
                 self._intake.ordinary(event)
+            if self.job.kept is None:
+                self.job.kept = {}
         room = BETWEEN - (self.asked - self._asked_at_tick)
         if self._dirty and not self._round and room > 0:
             rest = sorted(self._dirty)

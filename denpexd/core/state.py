@@ -68,6 +68,8 @@ class JobState:
     seq: int = 0
     # Answers already given while the state stands still, as in one round of judging; None: keep none.
     memo: dict[object, object] | None = None
+    # The same, of answers that no passing of time changes: kept until the next event. None while one is taken in.
+    kept: dict[object, object] | None = None
     asks_all: bool = False  # somebody wants to know all that holds, not only what decides
     tempo: Tempo = field(default_factory=Tempo)
     numbers_seq: int = -1  # of the newest number that was read
@@ -96,7 +98,7 @@ class JobState:
     @property
     def universe(self) -> list[int]:
         """The global ranks of the job: 0..world_size-1 where that is known, else those met so far."""
-        return self.once("universe", self._universe)
+        return self.lasting("universe", self._universe)
 
     def _universe(self) -> list[int]:
         met = {r for r in self.ranks if r >= 0}
@@ -107,7 +109,7 @@ class JobState:
     @property
     def voices(self) -> list[int]:
         """The ranks of which something is known, or the stream of no rank where only that tells of training."""
-        return self.once("voices", self._voices)
+        return self.lasting("voices", self._voices)
 
     def _voices(self) -> list[int]:
         unplaced = self.ranks.get(UNKNOWN_RANK)
@@ -125,7 +127,7 @@ class JobState:
     @property
     def shown(self) -> Shown:
         """What any rank has shown so far."""
-        return self.once("shown", self._shown)
+        return self.lasting("shown", self._shown)
 
     def _shown(self) -> Shown:
         ranks = self.ranks.values()
@@ -155,10 +157,18 @@ class JobState:
             self.memo[key] = answer()
         return cast(T, self.memo[key])
 
+    def lasting(self, key: object, answer: Callable[[], T]) -> T:
+        """The answer, which only an event can change: ten thousand silent ranks are not asked again every second."""
+        if self.kept is None:
+            return self.once(key, answer)
+        if key not in self.kept:
+            self.kept[key] = answer()
+        return cast(T, self.kept[key])
+
     @property
     def pace(self) -> float | None:
         """Usual seconds between two movements or, where progress lines are not known, between any two outputs."""
-        return self.usual if self.usual is not None else self.once("pace", self._pace)
+        return self.usual if self.usual is not None else self.lasting("pace", self._pace)
 
     def _pace(self) -> float | None:
         gaps = [b - a for s in self.ranks.values() for a, b in zip(s.ordinary, list(s.ordinary)[1:], strict=False)]
@@ -171,7 +181,7 @@ class JobState:
 
     def lively(self, t: float) -> bool:
         """Whether some rank went on printing as if nothing had happened, well after `t`."""
-        return self.once("lively", self._lively) > t + max(5.0, 2 * (self.pace or 0.0))
+        return self.lasting("lively", self._lively) > t + max(5.0, 2 * (self.pace or 0.0))
 
     def _lively(self) -> float:
         """Since when some rank that has reported nothing printed at least three times."""
@@ -192,13 +202,15 @@ class JobState:
 
     def quiet(self, now: float) -> float:
         """Seconds without any unremarkable output, of any rank."""
-        last = max((s.ordinary[-1] for s in self.ranks.values() if s.ordinary), default=float("-inf"))
-        return min(self.silence(now), now - last)
+        return min(self.silence(now), now - self.lasting("ordinary", self._ordinary))
+
+    def _ordinary(self) -> float:
+        return max((s.ordinary[-1] for s in self.ranks.values() if s.ordinary), default=float("-inf"))
 
     @property
     def over(self) -> bool:
         """Every rank that was heard from, or the launcher, has ended: nobody will say anything more."""
-        return self.once("over", self._over)
+        return self.lasting("over", self._over)
 
     def _over(self) -> bool:
         launcher = self.ranks.get(-1)
@@ -210,7 +222,7 @@ class JobState:
     @property
     def clean(self) -> bool:
         """Every rank that was heard from ended with exit code 0."""
-        return self.once("clean", self._clean)
+        return self.lasting("clean", self._clean)
 
     def _clean(self) -> bool:
         heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
@@ -219,6 +231,9 @@ class JobState:
     @property
     def ended(self) -> bool:
         """Every rank that tells its steps (or, if none does, anything) said that training is over, or is gone."""
+        return self.lasting("ended", self._ended)
+
+    def _ended(self) -> bool:
         heard = [s for r, s in self.ranks.items() if r >= 0 and s.heard]
         tell = [s for s in heard if s.moves] or heard
         return self.over or (bool(tell) and all(s.phase == "end" or s.gone for s in tell))
@@ -226,6 +241,9 @@ class JobState:
     @property
     def busiest(self) -> RankState | None:
         """The rank that tells most about progress."""
+        return self.lasting("busiest", self._busiest)
+
+    def _busiest(self) -> RankState | None:
         moving = [s for s in self.ranks.values() if s.moves]
         return max(moving, key=lambda s: (s.moves, -s.rank)) if moving else None
 
@@ -241,6 +259,9 @@ class JobState:
     @property
     def last_phase(self) -> str:
         """The phase the job was in when it fell silent: the newest phase line of any rank."""
+        return self.lasting("last_phase", self._last_phase)
+
+    def _last_phase(self) -> str:
         known = [s for s in self.ranks.values() if s.phase != "start"]
         return max(known, key=lambda s: s.phase_t).phase if known else "start"
 

@@ -5,13 +5,14 @@ Every call reads files and blocks for some microseconds a process of the node: k
 
 import functools
 import os
+import stat
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.errors import EvidenceUnavailable
-from denpexd.evidence.procfs import About, ProcFs, file_id
+from denpexd.evidence.procfs import About, ProcFs
 from denpexd.evidence.ranks import (
     DEAD_STATES,
     Claim,
@@ -282,11 +283,13 @@ def _known_by(paths: Iterable[Path]) -> tuple[dict[tuple[int, int], list[Path]],
     names: set[str] = set()
     for path in paths:
         try:
-            wanted.setdefault(file_id(path), []).append(path)
-            # Only a link has another name than its file (resolving all is slow).
-            names.add(path.resolve().name if path.is_symlink() else path.name)
+            info, name = path.lstat(), path.name
+            if stat.S_ISLNK(info.st_mode):  # only a link has another name than its file (resolving all is slow)
+                info, name = path.stat(), path.resolve().name
         except OSError:
             continue
+        wanted.setdefault((info.st_dev, info.st_ino), []).append(path)
+        names.add(name)
     return wanted, names
 
 

@@ -78,7 +78,8 @@ class Discovery:
         # A path that exists as written is meant as written, whatever brackets are in its name.
         magic = [text for text in self._paths if is_magic(text) and not os.path.exists(text)]
         self._templates = {text: Template(self._bound(text)) for text in magic}
-        self._layouts: dict[tuple[str, str], Layout] = {}
+        self._sources: dict[tuple[str, str], Source] = {}  # by path, and the text that led to it
+        self._current: list[Source] = []
         self._said: set[str] = set()
         self._scans, self._settled = 0, False
         self._marks: dict[str, Mark] = {}
@@ -90,13 +91,13 @@ class Discovery:
         return text.replace("{job}", re.sub(r"([*?\[])", r"[\1]", self._job)) if self._job else text
 
     def scan(self) -> list[Found]:
-        """All log files there are now, by path; the same file under two names only once."""
+        """All log files there are now, by path, the same file under two names only once; the same list: as before."""
         self._scans += 1
         if self._settled and self._scans % _FULL and all(mark(path) == seen for path, seen in self._marks.items()):
-            return list(self._result)
+            return self._result
         self.errors = []
         walk = Walk(self._say, self.links.enters)
-        sources = self._sources(walk)
+        sources = self._met(walk)
         if len(sources) > self._limit:
             self._say(f"{len(sources)} files", f"only the first {self._limit} are read: narrow the paths")
         current, over = without_earlier_runs(sources[: self._limit])
@@ -108,12 +109,15 @@ class Discovery:
         # Settled after two equal looks: one time stamp of a folder can cover a change before and one after a look.
         plain = not walk.links and len(current) == len(sources) and not notes and not undecided
         self._settled, self._marks = plain and walk.marks == self._marks, walk.marks
+        if self._settled and current == self._current:
+            return self._result
+        self._current = current
         self._result = [_found(source, notes.get(source.path, "")) for source in current]
         self.directories = _watchable(current, walk.folders)
-        return list(self._result)
+        return self._result
 
-    def _sources(self, walk: Walk) -> list[Source]:
-        known, self._layouts = self._layouts, {}
+    def _met(self, walk: Walk) -> list[Source]:
+        known, self._sources = self._sources, {}
         chosen: dict[tuple[int, int], Source] = {}
         own = _own_output()
         for text in self._paths:
@@ -123,7 +127,10 @@ class Discovery:
                 if match.identity in own:  # it quotes what it found, and would find that again
                     self._say(match.path, "takes this daemon's own output: it is not read")
                     continue
-                source = self._source(match, root, template, known)
+                source = known.get((match.path, text))
+                if source is None or source.link != match.link or source.root != root:
+                    source = self._source(match, root, template)
+                self._sources[match.path, text] = source
                 other = chosen.get(match.identity)
                 if other is None or (source.link, source.path) < (other.link, other.path):
                     chosen[match.identity] = source
@@ -163,12 +170,8 @@ class Discovery:
             self._passed_over[path] = why
         return not why
 
-    def _source(
-        self, match: Match, root: str, template: Template | None, known: dict[tuple[str, str], Layout]
-    ) -> Source:
-        key = (match.path, root)
-        layout = known.get(key) or rank_of(match.path, root)
-        self._layouts[key] = layout
+    def _source(self, match: Match, root: str, template: Template | None) -> Source:
+        layout = rank_of(match.path, root)
         values = template.match(match.path) if template else None
         if values and "rank" in values:
             origin = match.path.rpartition("/")[0]

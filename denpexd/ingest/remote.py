@@ -33,7 +33,7 @@ class Mounts:
     """The mount table as it was when this was made (make a new one at each rescan)."""
 
     def __init__(self, table: str | None = None) -> None:
-        text = Path("/proc/self/mounts").read_text(errors="surrogateescape") if table is None else table
+        self.table = text = Path("/proc/self/mounts").read_text(errors="surrogateescape") if table is None else table
         self._kinds: dict[str, str] = {}
         for line in text.splitlines():
             fields = line.split(" ")

@@ -15,7 +15,8 @@ from denpexd.ingest.open_files import OpenFiles, explain
 from denpexd.ingest.positions import SPAN, Cursor, Identity, Position, identity_of
 
 CHUNK = 262144
-_CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: file times are coarse
+_CALM = 1.0  # seconds for which an unchanged stat is not yet trusted: two writes can share one coarse time stamp
+_NOBODY = (0, 0, 0, 0)  # what is seen of a file that is not there
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
 _LINGER = 10.0  # seconds for which a deleted file, or one whose successor is still empty, is kept open for late writes
 
@@ -67,8 +68,8 @@ class Tail:
         self._state = ""  # "vanished", "unreadable", "alias": said, and lasting
         self._due = ""  # a change of content that no result has told yet
         self._quiet_since: float | None = None
-        self._seen, self._seen_at, self._calm = (-1, -1, -1, -1), 0.0, False
-        self._nothing = TailRead(b"", 0)  # of a file with no news, which most have most of the time
+        self._seen, self._seen_at = _NOBODY, 0.0
+        self._calm: TailRead | None = None  # what a read gives while nothing has changed, as mostly nothing has
 
     @property
     def is_open(self) -> bool:
@@ -107,13 +108,17 @@ class Tail:
         No exception for anything the file system does: see `TailRead.event` and `error`.
         """
         named, problem = self._look()
-        if named is not None and self._unchanged(named, now):
-            if self._nothing.offset != self._at.offset:
-                self._nothing = TailRead(b"", self._at.offset)
-            return self._nothing
+        seen = (named.st_ino, named.st_size, named.st_mtime_ns, named.st_dev) if named is not None else _NOBODY
+        if seen != self._seen:
+            self._seen, self._seen_at, self._calm = seen, now, None
+        elif self._calm is not None:
+            return self._calm
         self._files.enter(self)
         try:
-            return self._read(named, problem, buffer, now)
+            read = self._read(named, problem, buffer, now)
+            if named is not None and now - self._seen_at >= _CALM and self._has_all(named):
+                self._calm = TailRead(b"", self._at.offset)
+            return read
         except OSError as failure:
             if failure.errno == errno.ESTALE and self._fd >= 0:
                 os.close(self.take_descriptor())
@@ -151,16 +156,9 @@ class Tail:
             return None, f"{self.path} is {kind}; only regular files are read: name a log file, or leave it out"
         return info, ""
 
-    def _unchanged(self, named: os.stat_result, now: float) -> bool:
-        # Trusted only after a full look some time after the change, since two writes can share one time stamp.
-        seen = (named.st_ino, named.st_size, named.st_mtime_ns, named.st_dev)
-        if seen != self._seen:
-            self._seen, self._seen_at, self._calm = seen, now, False
-            return False
-        if self._calm and identity_of(named) == self._identity and named.st_size <= self._at.offset + self._at.nul_tail:
-            return True
-        self._calm = self._state == "" and now - self._seen_at >= _CALM
-        return False
+    def _has_all(self, named: os.stat_result) -> bool:
+        read = self._at.offset + self._at.nul_tail
+        return self._state == "" and identity_of(named) == self._identity and named.st_size <= read
 
     def _follow(self, size: int, view: memoryview) -> TailRead:
         """The name means the open file: what is new in it."""
@@ -213,7 +211,7 @@ class Tail:
     def _silent(self, state: str, error: str) -> TailRead:
         """Nothing can be read; the event is the state's name on entry and nothing while it lasts."""
         event = state if state != self._state else ""
-        self._state, self.error, self._calm = state, error, False
+        self._state, self.error = state, error
         return TailRead(b"", self._at.offset, event=event)
 
     def _taken(self) -> TailRead:

@@ -77,21 +77,24 @@ class Waker:
             self._add(real)
         self._refused &= wanted.keys()
 
-    async def wait(self, sweep: float) -> set[str] | None:
+    async def wait(self, sweep: float, longest: float = float("inf")) -> set[str] | None:
         """The paths touched since the last call, as soon as there are any; None: look at everything.
 
-        None comes at least every `sweep` seconds of the clock, counted from the last None.
+        None comes at least every `sweep` seconds of the clock, counted from the last None; after `longest` seconds
+        without news the set is empty.
         """
         self._check()
-        left = self._swept + sweep - self._clock.now()
+        left = min(longest, self._swept + sweep - self._clock.now())
         if left > 0 and not self._woken.is_set():
             await self._sleep(left)
+        else:
+            await self._clock.sleep(0)
         with self._lock:
             touched, everything = self._touched, self._everything
             self._touched, self._everything = set(), False
             self._woken.clear()
         now = self._clock.now()
-        if everything or now >= self._swept + sweep or not touched:
+        if everything or now >= self._swept + sweep:
             self._swept = now
             return None
         return touched

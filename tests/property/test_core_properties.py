@@ -5,7 +5,7 @@ everything of one moment is a batch, and a tick comes every second.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -269,6 +269,22 @@ def test_how_events_are_cut_into_batches_does_not_change_the_final_verdict(scrip
         return [essence({**v, "hang": None}) for v in final(play(script, cut))]
 
     assert told(alone) == told(at_once)
+
+
+class Rechecked(Correlator):
+    """Works out anew, after each batch, what it remembers of ranks of which no event came since."""
+
+    def feed(self, events: Iterable[Event]) -> list[Output]:
+        said = super().feed(events)
+        kept, self.job.kept = self.job.kept or {}, None
+        assert kept == {key: getattr(self.job, f"_{key}")() for key in kept}
+        self.job.kept = kept
+        return said
+
+
+@given(scripts())
+def test_what_is_remembered_of_silent_ranks_is_what_would_be_found_anew(script: Script) -> None:
+    play(script, alone, core=Rechecked(TINY, "job", start_t=0.0, world_size=RANKS))
 
 
 # --- incidents --------------------------------------------------------------------------------------------------------

@@ -1,17 +1,20 @@
 """Ten thousand ranks of one job: one page, and judging that costs in proportion to them: counted, not timed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 
 from denpexd.core.correlate import AT_ONCE, BETWEEN, EACH_SECOND
 from denpexd.core.events import Event, Tick
+from denpexd.core.rank import RankState
 
 from .jobs import Run, line, raised, step
 
 FEW, MANY = 500, 10_000
 TICKS = 14
+LOOKS = 3  # at all ranks, at a tick in a standstill
 
 
 def trains(world: int) -> Run:
@@ -70,3 +73,28 @@ def test_batches_ask_a_bounded_number_of_questions_between_two_ticks() -> None:
     for batch in one_fails(FEW):
         run.at(5.5, *batch)
     assert 0 < run.core.asked - before <= BETWEEN + 8 * FEW
+
+
+class Looked(dict[int, RankState]):
+    """Ranks of a job that count how often all of them are looked through."""
+
+    times = 0
+
+    def values(self) -> Any:
+        self.times += 1
+        return super().values()
+
+    def items(self) -> Any:
+        self.times += 1
+        return super().items()
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_ranks_that_stay_silent_are_not_looked_through_every_second() -> None:
+    run = trains(FEW).until(120.0)  # told by now, if anything is to be told
+    run.core.job.ranks = ranks = Looked(run.core.job.ranks)
+    run.until(180.0)
+    assert ranks.times <= 60 * LOOKS

@@ -83,6 +83,14 @@ async def test_without_events_a_full_look_comes_after_the_sweep_interval(waker: 
     assert await waiting is None
 
 
+async def test_a_shorter_wait_ends_without_a_look_at_anything(waker: Waker, clock: ManualClock) -> None:
+    for seconds, told in ((0.9, set[str]()), (0.9, set[str]()), (0.3, None)):
+        waiting = asyncio.ensure_future(waker.wait(2.0, 0.9))
+        await clock.advance(0.0)  # it begins to wait
+        await clock.advance(seconds)
+        assert await waiting == told
+
+
 async def test_a_flood_of_events_does_not_put_the_full_look_off(
     waker: Waker, clock: ManualClock, tmp_path: Path
 ) -> None:

@@ -1,8 +1,10 @@
 """Real files that grow under the reader: what is found, read, and remembered."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -314,3 +316,79 @@ async def test_a_deleted_file_is_not_forgotten_while_there_is_something_to_read_
         await reader.look_around()
         await clock.advance(GONE)
     assert "".join([text for _, _, text, _ in await news(reader)]).endswith("last\n")
+
+
+class Looks:
+    """How often the state of a log file was asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: dict[str, int] = {}
+        self._stat = os.stat
+        monkeypatch.setattr(os, "stat", self.stat)
+
+    def stat(self, path: Any, **how: Any) -> os.stat_result:
+        if not isinstance(path, int) and os.fspath(path).endswith(".log"):
+            self.of[os.fspath(path)] = self.of.get(os.fspath(path), 0) + 1
+        return self._stat(path, **how)
+
+
+async def wait(reader: Reader, clock: ManualClock, seconds: float = 1.0) -> set[str] | None:
+    """What the reader says after a second at most."""
+    waiting = asyncio.ensure_future(reader.wait(1.0))
+    await clock.advance(0.0)  # it begins to wait
+    await clock.advance(seconds)
+    return await waiting
+
+
+async def calm(reader: Reader, clock: ManualClock) -> Reader:
+    """All is read, and seen to stay as it is."""
+    for _ in range(3):
+        await reader.look_around()
+        await news(reader)
+        await wait(reader, clock, 2.0)
+    return reader
+
+
+async def test_in_an_idle_minute_each_file_is_looked_at_once_a_sweep(
+    readers: Readers, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2, 40):
+        grow(folder / f"rank{rank}.log", "old\n")
+    reader, looks = await calm(readers.new(), clock), Looks(monkeypatch)
+    for second in range(60):
+        assert await news(reader, await wait(reader, clock)) == []
+        if second % 2:
+            assert await reader.look_around() is None
+    sweeps, full = 30, 2  # one look around in sixteen is at the files too
+    assert len(looks.of) == 40
+    assert all(sweeps <= times <= sweeps + full + 1 for times in looks.of.values())
+
+
+async def test_a_write_that_nobody_tells_of_is_read_within_a_sweep(
+    readers: Readers, folder: Path, clock: ManualClock
+) -> None:
+    reader = await calm(readers.new(), clock)
+    for number in range(5):
+        grow(folder / "rank1.log", f"line {number}\n")
+        found = [text for _ in range(2) for _, _, text, _ in await news(reader, await wait(reader, clock))]
+        assert found == [f"line {number}\n"]
+
+
+async def test_a_new_file_is_read_as_soon_as_it_is_found(readers: Readers, folder: Path, clock: ManualClock) -> None:
+    reader = await calm(readers.new(), clock)
+    grow(folder / "rank2.log", "first\n")
+    await reader.look_around()
+    assert [text for _, _, text, _ in await news(reader, await wait(reader, clock, 0.0))] == ["first\n"]
+
+
+async def test_while_one_file_catches_up_the_others_are_left_alone(
+    readers: Readers, folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = await calm(readers.new(), clock)
+    grow(folder / "rank0.log", ("y" * 99 + "\n") * 20_000)
+    await news(reader)
+    looks, turns = Looks(monkeypatch), 0
+    while reader.behind():
+        turns += bool(await news(reader, await wait(reader, clock, 0.0)))
+    assert looks.of[str(folder / "rank0.log")] == turns >= 5
+    assert looks.of.get(str(folder / "rank1.log"), 0) <= 1  # a sweep
