@@ -62,8 +62,7 @@ class Waiting:
         with self._memory:
             self._rows |= {row.id: row for row in rows}
             for row in stale:
-                if row.id not in self._leased:
-                    self._rows.pop(row.id, None)  # it may have arrived meanwhile
+                self._rows.pop(row.id, None)  # it may have arrived meanwhile
 
     def _stale(self, rows: Sequence[Row]) -> list[Row]:
         """Updates that wait and that a newer message makes needless: a receiver that was away gets the last one."""

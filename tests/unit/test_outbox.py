@@ -8,7 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ from hypothesis import strategies as st
 from denpexd.clock import ManualClock
 from denpexd.errors import StateError
 from denpexd.notify import database, outbox
-from denpexd.notify.database import on_network
+from denpexd.notify.database import Database, Statement, on_network
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery, Sent
+from denpexd.notify.writer import Writer
 from denpexd.state import FILE, dead_letters
 
 NOW = 1_700_000_000.0
@@ -420,11 +423,14 @@ def test_finished_things_are_pruned_and_open_ones_stay(path: Path, monkeypatch: 
         assert store.sent("k0") == {}
 
 
-def test_age_and_number_of_what_waits(path: Path) -> None:
-    with Store(path, ManualClock()) as store:
+async def test_age_and_number_of_what_waits(path: Path) -> None:
+    clock = ManualClock(NOW, NOW)
+    with Store(path, clock) as store:
         assert (store.pending(), store.oldest_age(NOW)) == (0, 0.0)
         store.commit(deliveries=[message()])
-        assert (store.pending(), store.oldest_age(NOW + 90)) == (1, 90.0)
+        await clock.advance(30)
+        store.commit(deliveries=[message("later")])
+        assert (store.pending(), store.oldest_age(NOW + 90)) == (2, 90.0)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -531,3 +537,26 @@ def test_what_a_receiver_gave_back_survives_a_restart_and_a_full_disk(
         assert store.receipt("slack", "other") is None
     with Store(path) as store:
         assert store.receipt("slack", "k") == "2"
+
+
+def test_what_changes_while_its_former_value_is_written_is_written_after_it() -> None:
+    written: list[Statement] = []
+
+    class Slow(Database):
+        def __init__(self) -> None:
+            self.other: threading.Thread | None = None
+
+        def write(self, statements: Iterable[Statement]) -> None:
+            written.extend(statements)
+            if self.other is None:
+                self.other = threading.Thread(target=writer.write, args=({("position", "a"): ("newer", ())},))
+                self.other.start()
+                while writer._unsaved["position", "a"][0] != "newer":
+                    time.sleep(0.001)
+
+    database = Slow()
+    writer = Writer(database)
+    assert writer.write({("position", "a"): ("older", ())}) is None
+    assert database.other is not None
+    database.other.join(5)
+    assert [sql for sql, _ in written] == ["older", "newer"]
