@@ -219,8 +219,10 @@ class Deliverer:
             await asyncio.to_thread(self._store.dead, row, error.reason)
             self.counters[name, "dead"] += 1
             return not error.retryable
-        wait = self._backoff(row.attempts) if error.after is None else error.after
-        hold = min(self._backoff(failed), wait, MAX_HOLD) if error.after is None else error.after
+        # "At once", or a date that has passed, is no reason to ask all the time.
+        after = error.after if error.after is not None and error.after >= FIRST_WAIT else None
+        wait = self._backoff(row.attempts) if after is None else after
+        hold = min(self._backoff(failed), wait, MAX_HOLD) if after is None else after
         lane.hold = self._clock.now() + hold
         level = logging.WARNING if row.attempts == 0 else logging.DEBUG
         log.log(level, "sink %s: message %s is tried again in %.1f s: %s", name, row.delivery.key, wait, error)

@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from denpexd.clock import ManualClock, SystemClock
 from denpexd.errors import DeliveryError
-from denpexd.notify.deliver import LEAVE, Deliverer
+from denpexd.notify.deliver import LEAVE, MAX_HOLD, Deliverer
 from denpexd.notify.in_force import alerting
 from denpexd.notify.outbox import Store
 from denpexd.notify.policy import Delivery
@@ -145,13 +145,36 @@ async def test_retry_after_holds_the_whole_sink(receiver: Any, store: Store, clo
     assert keys(receiver) == ["a:1", "a:1", "b:1"]
 
 
+async def test_a_receiver_that_says_at_once_and_fails_is_not_asked_all_the_time(
+    store: Store, clock: ManualClock
+) -> None:
+    sink = Scripted(bad=["k"], fault=DeliveryError("HTTP 503", retryable=True, after=0.0))
+    store.commit(deliveries=[message()])
+    async with running(store, clock, sink):
+        for _ in range(60):
+            await later(clock, 1)
+            await asyncio.to_thread(lambda: None)
+    assert 3 <= len(sink.tried) <= 10
+
+
+async def test_a_last_try_that_fails_is_the_last(store: Store, clock: ManualClock) -> None:
+    sink = Scripted(bad=["a", "b"], max_attempts=1)
+    store.commit(deliveries=[message("a"), message("b")])
+    await Deliverer(store, [sink], clock, random.Random(1)).once(5.0)
+    assert sink.tried == ["a"]
+
+
 @pytest.mark.parametrize("status", [400, 404, 301])
 async def test_a_final_refusal_becomes_a_dead_letter_and_holds_nothing_up(
     receiver: Any, store: Store, clock: ManualClock, hook: Any, status: int
 ) -> None:
     receiver.script = [status]
-    store.commit(deliveries=[message("a"), message("b")])
+    store.commit(deliveries=[message("a")])
     async with running(store, clock, hook) as deliverer:
+        await until(lambda: deliverer.counters["hook", "dead"] == 1)
+        assert deliverer.well("hook"), "it refused this one only"
+        store.commit(deliveries=[message("b")])
+        deliverer.wake()
         await until(lambda: deliverer.counters["hook", "sent"] == 1)
     assert keys(receiver) == ["a:1", "b:1"]
     assert f"HTTP {status}" in store.dead_letters()[0].error
@@ -220,6 +243,38 @@ async def test_a_message_that_always_fails_does_not_hold_up_the_others(store: St
     async with running(store, clock, sink):
         await let_pass(clock, lambda: store.pending() == 1)
     assert sink.tried.count("bad") < 20, "not between any two of the others"
+
+
+async def test_after_many_failures_of_one_message_another_waits_half_a_minute_at_most(
+    store: Store, clock: ManualClock
+) -> None:
+    sink = Scripted(bad=["bad"])
+    store.commit(deliveries=[message("bad")])
+    async with running(store, clock, sink) as deliverer:
+        await let_pass(clock, lambda: len(sink.tried) >= 10)
+        store.commit(deliveries=[message("k")])
+        deliverer.wake()
+        since = clock.now()
+        await let_pass(clock, lambda: "k" in sink.tried)
+    assert clock.now() - since <= MAX_HOLD + 1
+
+
+async def test_a_sink_that_is_left_alone_costs_nothing_meanwhile(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, asked, next_due = Scripted(bad=["a", "b"]), list[str](), store.next_due
+
+    def asking(name: str) -> float | None:
+        asked.append(name)
+        return next_due(name)
+
+    store.commit(deliveries=[message("a"), message("b")])
+    monkeypatch.setattr(store, "next_due", asking)
+    async with running(store, clock, sink) as deliverer:
+        await until(lambda: deliverer.counters["hook", "retried"] == 1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert len(asked) < 5
 
 
 async def test_tries_are_bounded_where_the_sink_says_so(store: Store, clock: ManualClock) -> None:
