@@ -101,9 +101,11 @@ def phase(job: JobState, rank: RankState, signal: Signal, now: float, limits: ca
     name = signal.params.get("name")
     if name == "train" and rank.phase == "train" and rank.moves:
         return [observed(rank, now, f"was in its training loop (last step {rank.step})", signal.means, kind="log")]
-    if rank.phase != name or rank.phase_evidence is None:
+    said = rank.phase_evidence
+    # A step of training needs all ranks, so none of them is still in it; some steps were in flight.
+    if rank.phase != name or said is None or job.trained_t > said.t + 2 * max(1.0, job.usual or 0.0):
         return []
-    return [rank.phase_evidence.saying(signal.means)]
+    return [said.saying(signal.means)]
 
 
 def phase_alone(job: JobState, rank: RankState, signal: Signal, now: float, limits: cadence.Limits) -> Answer:

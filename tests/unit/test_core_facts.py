@@ -205,6 +205,13 @@ def test_a_rank_is_in_the_phase_that_it_named_last(world: World) -> None:
     assert world.who(fact("phase", name="train")) == []
 
 
+def test_a_phase_is_over_when_other_ranks_train_on(world: World) -> None:
+    world.steps(0, 1).at(11.0, line(1, "saving"))
+    assert world.who(fact("phase", name="checkpoint")) == [1]
+    world.at(60.0, line(0, "step", {"step": "12"}))
+    assert world.who(fact("phase", name="checkpoint")) == []
+
+
 def test_a_rank_that_moves_is_in_training(world: World) -> None:
     world.steps(0).at(1.0, Activity(0.0, 1, "x", 1))
     assert world.who(fact("phase", name="train")) == [0]
