@@ -172,6 +172,14 @@ def test_the_schema_of_rule_files_is_json() -> None:
     json.loads(call("rules", "schema").output)
 
 
+def test_who_checks_one_rule_is_sent_to_the_command_for_it_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.touch()
+    result = call("rules", "check", str(path))
+    assert result.exit_code == 2
+    assert f"denpexd rules test {path}" in result.stderr
+
+
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
