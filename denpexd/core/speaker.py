@@ -237,9 +237,7 @@ class Speaker:
     def stop_over(self, over: Fact) -> None:
         """A stop is over, as was just found or as is known from before a restart; it is not told again."""
         self._incidents.pop("stop", None)
-        for state in self._job.ranks.values():
-            state.forget(self._job.seq)
-        self._job.devices.forget(self._job.seq)
+        self._job.forget()
         self._matches.forget_stops()
         if over.fields["by"] == "hand":
             self.dismissed = self._job.moves

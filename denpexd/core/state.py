@@ -95,6 +95,14 @@ class JobState:
             state = self.ranks[number] = RankState(number)
         return state
 
+    def forget(self) -> None:
+        """What was shown until now belongs to a stop that is over."""
+        for state in self.ranks.values():
+            state.forget(self.seq)
+        self.devices.forget(self.seq)
+        if self.kept is not None:
+            self.kept = {}
+
     @property
     def universe(self) -> list[int]:
         """The global ranks of the job: 0..world_size-1 where that is known, else those met so far."""
