@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
-from denpexd.notify.secret_shapes import COMPILED, is_harmless, is_other, may_hold
+from denpexd.notify.secret_shapes import candidates, is_harmless, is_other
 
 # Escape sequences of terminals: colours, cursor, titles, links. They could split a secret and never belong to a text.
 _ESCAPES = re.compile(
@@ -47,7 +47,7 @@ def redact(text: str) -> tuple[str, int]:
     if "\x1b" in clean or "\x9b" in clean or "\x9d" in clean:
         clean = _ESCAPES.sub("", clean)
     plain, places = _read(clean)
-    spans = [(places(a), places(b), kind) for a, b, kind in _found(plain)] if may_hold(plain) else []
+    spans = [(places(a), places(b), kind) for a, b, kind in _found(plain)]
     if "\n" in plain:
         spans += _wrapped(plain, places)
     return _hide(clean, spans) if spans else (clean, 0)
@@ -65,7 +65,7 @@ def redact_name(text: str) -> str:
 
 def _read(text: str) -> tuple[str, Callable[[int], int]]:
     """The text without escapes, and where a place in it is in the text."""
-    if not any(mark in text for mark in ("\\", "%", "&", "[REDACTED:")):
+    if "\\" not in text and "%" not in text and "&" not in text and "[REDACTED:" not in text:
         return text, int
     parts, edges, last, length = [], [(0, 0)], 0, 0
     for found in _ESCAPED.finditer(text):
@@ -99,7 +99,7 @@ def _mapping(edges: Sequence[tuple[int, int]]) -> Callable[[int], int]:
 
 def _found(plain: str) -> Iterator[Span]:
     """Secrets in a plain reading, most specific kind first."""
-    for kind, pattern in COMPILED:
+    for kind, pattern in candidates(plain):
         for match in pattern.finditer(plain):
             start, end = match.end(1) if pattern.groups else match.start(), match.end()
             end -= kind == "url_password"  # the @ stays
@@ -126,7 +126,7 @@ def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
     if not ends:
         return
     text, place = "".join([*joined, plain[last:]]), _mapping(edges)
-    for start, end, kind in _found(text) if may_hold(text) else ():
+    for start, end, kind in _found(text):
         inside = [at for at in ends if start < at < end]
         rest = text[inside[-1] : end] if inside else ""
         if inside and (kind == "private_key" or not _ORDINARY.fullmatch(rest)):

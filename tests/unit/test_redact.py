@@ -194,6 +194,13 @@ def test_a_long_hostile_line_costs_little(piece: str) -> None:
     redact(piece * (200_000 // len(piece)))
 
 
+def test_a_secret_behind_a_long_hostile_mixture_is_found() -> None:
+    mixture = "".join(RNG.choice([*PIECES, some(ALNUM, 9), some(LOWER_HEX, 7)]) for _ in range(5_000))
+    clean, found = redact(mixture + "\n next password=hunter2hunter2")
+    assert found
+    assert clean.endswith("password=[REDACTED:assignment]")
+
+
 def test_a_verdict_is_redacted_in_every_text_and_keeps_its_identifiers() -> None:
     secret = TOKENS["github"]()
     verdict = {
