@@ -1,11 +1,14 @@
 """What launchers, schedulers and start-up lines say about ranks: who exited how, who is told to stop, who exists."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Event, Exit, Fact, Joined
+from denpexd.scan import deepspeed_launcher
 from denpexd.scan.blocks import Opening
+from denpexd.scan.deepspeed_launcher import DeepSpeedLauncher
 from denpexd.scan.prefixes import Line
 
 # Name -> pattern; the names are the methods of LauncherReader.
@@ -34,7 +37,7 @@ PATTERNS = {
     "world": r"(?i)\bworld[_ ]size\"?\s*[=:]\s*(?P<world>\d+)",
     "member": r"GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/(?P<world>\d+)",
     "nccl": r"\brank (?P<rank>\d+) nranks (?P<world>\d+) .*Init COMPLETE",
-}
+} | deepspeed_launcher.PATTERNS
 SUMMARY = r"^(?:Failures:|Root Cause \(first observed failure\):)\s*$"
 
 OWN_LINE = re2.compile(
@@ -95,6 +98,7 @@ class LauncherReader:
     _first_communicator: set[int] = field(default_factory=set)
     _mpi_rank: int = UNKNOWN_RANK
     _attempt: int = 0
+    _deepspeed: DeepSpeedLauncher = field(default_factory=DeepSpeedLauncher)
 
     def read(self, name: str, line: Line, groups: dict[str, str], t: float, offset: int, history: bool) -> list[Event]:
         """The events of a line that matched PATTERNS[name] with these groups."""
@@ -134,7 +138,16 @@ class LauncherReader:
                 return self._restart(name, groups, t)
             case "world" | "member" | "nccl":
                 return self._exists(name, line, groups, t)
+            case _ if name in deepspeed_launcher.PATTERNS:
+                events = self._deepspeed.read(name, line, groups, t, self.ranks)
+                self._learn(event for event in events if isinstance(event, Joined))
+                return events
         return []
+
+    def _learn(self, joined: Iterable[Joined]) -> None:
+        for each in joined:
+            if each.pid is not None and each.rank != UNKNOWN_RANK and len(self.ranks) < _MOST_REMEMBERED:
+                self.ranks[each.pid] = each.rank
 
     def _torchrun_exit(self, groups: dict[str, str], line: Line, t: float, offset: int, history: bool) -> list[Event]:
         """torchrun says this once for each attempt, about the process that failed first."""
@@ -186,12 +199,12 @@ class LauncherReader:
         return self._join(t, rank, node, pid, world)
 
     def _join(self, t: float, rank: int, node: str | None, pid: int | None, world: int) -> list[Event]:
-        if pid is not None and rank != UNKNOWN_RANK and len(self.ranks) < _MOST_REMEMBERED:
-            self.ranks[pid] = rank
+        joined = Joined(t, rank, node, pid, world)
+        self._learn([joined])
         if (rank, pid, world) in self._joined or len(self._joined) > _MOST_REMEMBERED:
             return []
         self._joined.add((rank, pid, world))
-        return [Joined(t, rank, node, pid, world)]
+        return [joined]
 
     def settled(self, pid: int, rank: int) -> list[Event]:
         """The summary named the global rank of a process and tells its exit itself."""

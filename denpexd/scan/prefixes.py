@@ -1,7 +1,8 @@
 """Whose line is it: prefixes of launchers and containers off, what they tell about the rank kept.
 
-What counts, strongest first: torch's `[rank3]:` (global), mpirun's tag, srun's label where the stream is labelled, the
-rank of the file, Ray's pid once its rank is known, the text's own `rank=3`, torchrun's `[default3]:` (a LOCAL rank).
+What counts, strongest first: torch's `[rank3]:` (global), mpirun's tag, srun's or Hydra's label where the stream is
+labelled, the rank of the file, Ray's pid once its rank is known, the text's own `rank=3`, torchrun's `[default3]:` (a
+LOCAL rank).
 """
 
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import re2
 
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.scan.guesses import Pods, rank_in_text
+from denpexd.scan.proven_tags import ProvenTags
 
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
@@ -87,6 +89,7 @@ class PrefixReader:
         self._globals: dict[str, int] = {}  # torchrun's tag -> global rank
         self._writers: dict[tuple[str, str], int] = {}  # Ray's (ip, pid) -> rank
         self._pods = Pods()
+        self._proven = ProvenTags()
 
     def sample(self, data: bytes) -> None:
         """Learn from the first lines of a chunk whether srun or some wrapper labels this stream."""
@@ -161,7 +164,11 @@ class PrefixReader:
         """The piece behind its prefixes, which may come in any order and more than once."""
         while piece:
             first = piece[:1]
-            if first == b"[":
+            rest: bytes | None
+            if not tags.outer and (found := self._proven.host(piece)) is not None:
+                tags.outer.append(found[0])
+                rest = found[1]
+            elif first == b"[":
                 rest = self._strip_bracket(piece, tags)
             elif first == b"(":
                 rest = _strip_actor(piece, tags)
@@ -196,6 +203,10 @@ class PrefixReader:
             tags.fields.update(pod=found.group(1).decode("utf-8", "replace"))
             tags.outer.append(tags.fields["pod"])
             return piece[found.end() :]
+        if self.rank == tags.label == UNKNOWN_RANK and (task := self._proven.task(piece)) is not None:
+            tags.label = task[0]
+            tags.outer.append(f"task{tags.label}")
+            return task[1]
         return None
 
     def _strip_name(self, piece: bytes, tags: _Tags) -> bytes | None:

@@ -154,3 +154,44 @@ def test_lightning_kills_all_others_without_naming_them() -> None:
     assert exits(text) == {1: 1}
     (killing,) = [event for event in events(text) if isinstance(event, Fact)]
     assert (killing.name, killing.rank, killing.fields["signal"]) == ("launcher_killing", UNKNOWN_RANK, "SIGKILL")
+
+
+def deepspeed(host: str, *told: str) -> str:
+    stamp = "[2026-11-30 10:00:01,113] [INFO]"
+    return "".join(f"{host}{stamp} [launch.py:163:{text}\n" for text in told)
+
+
+SPAWNED = "process {} spawned with command: ['python', '-u', 'train.py', '--local_rank=0']"
+MAPPING = "main] global_rank_mapping=defaultdict(<class 'list'>, {'worker-0': [0, 1], 'worker-1': [2]})"
+
+
+def test_deepspeeds_launchers_tell_which_process_is_which_rank() -> None:
+    text = ""
+    for number, pids in enumerate([[500, 501], [500]]):
+        node = f"main] nnodes=2, num_local_procs={len(pids)}, node_rank={number}"
+        spawned = [f"main] {SPAWNED.format(pid)}" for pid in pids]
+        text += deepspeed(f"worker-{number}: ", node, MAPPING, *spawned)
+    assert [event for event in events(text) if isinstance(event, Joined)] == [
+        Joined(1.0, 0, "worker-0", 500, 3),
+        Joined(1.0, 1, "worker-0", 501, 3),
+        Joined(1.0, 2, "worker-1", 500, 3),
+    ]
+
+
+def test_deepspeeds_last_line_tells_an_exit_code_and_no_rank() -> None:
+    node, mapping = "main] nnodes=1, num_local_procs=2, node_rank=0", MAPPING.replace(", 'worker-1': [2]", "")
+    started = deepspeed("", node, mapping, "main] " + SPAWNED.format(500), "main] " + SPAWNED.format(501))
+    last = "sigkill_handler] ['python', '-u', 'train.py', '--local_rank=1'] exits with return code = -9"
+    killed = deepspeed("", "main] Process 500 exits successfully.", "sigkill_handler] Killing subprocess 501", last)
+    assert exits(started + killed) == {0: 0, UNKNOWN_RANK: -9}
+    assert [event.rank for event in events(started + killed) if isinstance(event, Fact)] == [1]
+
+
+def test_the_only_process_of_a_node_is_the_one_that_deepspeeds_last_line_means() -> None:
+    node = deepspeed("", "main] nnodes=2, num_local_procs=1, node_rank=1", MAPPING)
+    assert exits(node + deepspeed("", "sigkill_handler] ['python', 'train.py'] exits with return code = 1")) == {2: 1}
+
+
+def test_a_launcher_of_deepspeed_that_names_no_ranks_is_read_without_them() -> None:
+    told = ["main] nnodes=2, num_local_procs=1, node_rank=7", MAPPING, "main] " + SPAWNED.format(500)]
+    assert [event for event in events(deepspeed("", *told)) if isinstance(event, Joined)] == []

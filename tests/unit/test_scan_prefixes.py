@@ -189,3 +189,46 @@ def test_a_pod_is_the_rank_of_its_number_where_the_pods_have_said_so(said: list[
 def test_pods_with_a_launcher_in_each_count_nodes() -> None:
     said = [b"[pod/llm-0/c] [default0]:up", b"[pod/llm-1/c] [default0]:up", b"[pod/llm-1/c] [default1]:up"]
     assert read(b"[pod/llm-3/c] ValueError: bad", UNKNOWN_RANK, *said).rank == UNKNOWN_RANK
+
+
+@pytest.mark.parametrize("host", [b"worker-1", b"10.0.0.3", b"gpunode"])
+@pytest.mark.parametrize(
+    "proof",
+    [
+        b"[2026-11-30 10:00:01,113] [INFO] [launch.py:152:main] nnodes=2, num_local_procs=4, node_rank=1",
+        b"[rank4]: x",
+        b"W1130 02:37:05.8 1809 torch/distributed/run.py:766] ",
+    ],
+)
+def test_the_node_that_pdsh_puts_before_each_line_is_a_tag_once_a_line_proves_it(host: bytes, proof: bytes) -> None:
+    assert read(host + b": step 9").text == host.decode() + ": step 9"
+    line = read(host + b": [rank6]: Traceback", UNKNOWN_RANK, host + b": " + proof)
+    assert (line.text, line.rank, line.outer) == ("Traceback", 6, host.decode())
+    line = read(host + b": step 9", UNKNOWN_RANK, host + b": " + proof)
+    assert (line.text, line.rank, line.outer) == ("step 9", UNKNOWN_RANK, host.decode())
+
+
+@pytest.mark.parametrize("word", [b"ERROR", b"warning", b"ValueError", b"UserWarning"])
+def test_a_level_or_an_exception_before_a_tag_is_no_node(word: bytes) -> None:
+    assert read(word + b": x", UNKNOWN_RANK, word + b": [rank4]: x").text == word.decode() + ": x"
+
+
+@pytest.mark.parametrize(
+    "proof",
+    [
+        b"[2] Traceback (most recent call last):",
+        b'[2]   File "/x/y.py", line 3, in f',
+        b"[2] [rank2]: x",
+        b"[2] node-a:2131:2290 [0] NCCL INFO Bootstrap",
+        b"[2] /opt/venv/lib/python3.11/site-packages/x.py:7: FutureWarning: x",
+    ],
+)
+def test_a_number_in_brackets_is_a_rank_once_a_line_proves_that_it_is_a_tag(proof: bytes) -> None:
+    assert read(b"[3] loss 2.3").rank == UNKNOWN_RANK
+    line = read(b"[3] loss 2.3", UNKNOWN_RANK, proof)
+    assert (line.text, line.rank, line.outer) == ("loss 2.3", 3, "task3")
+    assert read(b"[3] loss 2.3", 1, proof).rank == 1
+
+
+def test_hydras_tag_that_torch_contradicts_is_no_rank() -> None:
+    assert read(b"[1] step 9", UNKNOWN_RANK, b"[1] [rank5]: x").rank == UNKNOWN_RANK
