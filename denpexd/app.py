@@ -4,6 +4,7 @@ Each resource registers its clean-up at once and the stack undoes them in revers
 """
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -82,7 +83,9 @@ class Mode:
 async def run(settings: Settings, mode: Mode) -> int:
     """Run until SIGTERM or SIGINT (or until `mode.until` says so); the exit code."""
     clock = mode.clock
+    gc.disable()  # until settle_in: to look for garbage in what is being loaded takes half a second and finds none
     async with AsyncExitStack() as cleanup:
+        cleanup.callback(gc.enable)
         rules = Rules(load_rules(settings), clock, mode.reread)
         scanner = make_scanner(rules.packs.catalog)
         sock = await asyncio.to_thread(bind, settings.web.host, settings.web.port, any_port=mode.any_port)

@@ -12,6 +12,8 @@ from math import isfinite
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from pydantic_core import from_json
+
 from denpexd.core import events as vocabulary
 from denpexd.core.events import Activity, Attempt, Blind, Event, Exit, Fact, Frames, Hit, Joined, Raised, Tick
 from denpexd.core.flight import Dump, Op
@@ -21,6 +23,7 @@ _KINDS: dict[str, type[Any]] = {c.__name__: c for c in (Attempt, Blind, Dump, Ex
 DUMPED = 64  # operations of a dump that the journal keeps: a thousand ranks may write theirs in one second
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _SIMPLE: Mapping[Any, type] = {kind: kind for kind in (str, int, float, bool)}
+_TEXTS, _ONLY_TEXT = (str, str), frozenset({str})
 _ALL = {**_KINDS, "Activity": Activity, "Tick": Tick}
 
 
@@ -58,7 +61,7 @@ def unpacked(content: Any) -> Event:
 def decode(line: str) -> tuple[str, Event]:
     """(job, event); CaseError for a line that is none."""
     try:
-        content = json.loads(line)
+        content = from_json(line)
         kind, job = _KINDS[content.pop("event")], str(content.pop("job"))
         event: Event = _made(kind, content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
@@ -90,8 +93,14 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _made(kind: Any, content: Mapping[str, Any]) -> Any:
-    hints = _hints(kind)
-    return kind(**{name: _checked(hints[name], value) for name, value in content.items()})
+    hints = _hints(kind)  # a restart reads 51,000 lines: what needs no look inside is not looked at
+    return kind(
+        **{
+            name: value if type(value) is hint and hint is not float else _checked(hint, value)
+            for name, value in content.items()
+            for hint in (hints[name],)
+        }
+    )
 
 
 def _checked(hint: Any, value: Any) -> Any:
@@ -110,6 +119,8 @@ def _checked(hint: Any, value: Any) -> Any:
         return tuple(_checked(inner[0], item) for item in items)
     if origin is not None:  # a mapping, by text or by number
         items = value.items() if isinstance(value, dict) else _refuse(hint, value)
+        if inner == _TEXTS and _ONLY_TEXT.issuperset(map(type, (*value, *value.values()))):
+            return value
         return {inner[0](key): _checked(inner[1], item) for key, item in items}
     if hint is Op:
         value = dict(zip((f.name for f in fields(Op)), value, strict=True))

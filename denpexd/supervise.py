@@ -117,8 +117,8 @@ def settle_in() -> None:
     it raises by itself: threads that pack bundles then keep 35 MB.
     """
     sys.setswitchinterval(0.0005)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     with contextlib.suppress(OSError):
         if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
             mallopt(_MMAP_THRESHOLD, 256 << 10)
