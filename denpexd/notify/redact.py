@@ -7,10 +7,11 @@ is hidden in the text itself. Redacting a text twice gives the same text as reda
 
 import json
 import re
+import string
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from denpexd.notify.secret_shapes import candidates, is_harmless, is_other
 
@@ -26,8 +27,9 @@ _ESCAPED = re.compile(
     r"|\\+(?P<end>[nrt])|\\+(?P<plain>[\"'/])|&(?P<name>quot|amp|#39|#34|lt|gt);"
 )
 _NAMED = {"quot": '"', "amp": "&", "#39": "'", "#34": '"', "lt": "<", "gt": ">"}
-# Where a line was wrapped, perhaps in a box: a secret goes on after it.
-_WRAP = re.compile(r"(?<=[0-9A-Za-z+/=_.\-])(?:[ \t]*[│┃|])*[ \t]*\r?\n(?:[ \t]*[│┃|])*[ \t]*(?=[0-9A-Za-z+/=_.\-])")
+# Where a line was wrapped, perhaps in a box, a secret goes on after it.
+_BOX = " \t│┃|"
+_GOES_ON = frozenset(string.ascii_letters + string.digits + "+/=_.-")
 _ORDINARY = re.compile(r"[A-Z]?[a-z]*|[A-Z]+|[\d:.,TZ/+\-]+")
 
 # Identifiers that other programs match on; none of them can hold text of a job.
@@ -115,21 +117,25 @@ def _found(plain: str) -> Iterator[Span]:
 
 def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
     """Secrets that go on after a line end; of those on one line nothing is said again."""
-    joined, edges, last, length = [], [(0, 0)], 0, 0
-    ends: list[int] = []
-    for wrap in _WRAP.finditer(plain):
-        joined.append(plain[last : wrap.start()])
-        length += wrap.start() - last
-        ends.append(length)
-        edges.append((length, wrap.end()))
-        last = wrap.end()
+    joined, edges, ends = list[str](), [(0, 0)], list[int]()
+    last = length = at = 0
+    for row, below in pairwise(plain.split("\n")):
+        kept, more = row.removesuffix("\r").rstrip(_BOX), below.lstrip(_BOX)
+        if kept[-1:] in _GOES_ON and more[:1] in _GOES_ON:
+            joined.append(plain[last : at + len(kept)])
+            length += len(joined[-1])
+            last = at + len(row) + 1 + len(below) - len(more)
+            ends.append(length)
+            edges.append((length, last))
+        at += len(row) + 1
     if not ends:
         return
     text, place = "".join([*joined, plain[last:]]), _mapping(edges)
     for start, end, kind in _found(text):
-        inside = [at for at in ends if start < at < end]
-        rest = text[inside[-1] : end] if inside else ""
-        if inside and (kind == "private_key" or not _ORDINARY.fullmatch(rest)):
+        of_ends = bisect_left(ends, end)  # how many lines end before it does
+        if of_ends == 0 or (broken := ends[of_ends - 1]) <= start:
+            continue
+        if kind == "private_key" or not _ORDINARY.fullmatch(text, broken, end):
             yield places(place(start)), places(place(end - 1)) + 1, kind
 
 
