@@ -49,7 +49,7 @@ def redact(text: str) -> tuple[str, int]:
     if "\x1b" in clean or "\x9b" in clean or "\x9d" in clean:
         clean = _ESCAPES.sub("", clean)
     plain, places = _read(clean)
-    spans = [(places(a), places(b), kind) for a, b, kind in _found(plain)]
+    spans = [(places(a), _closed(clean, places(a), places(b)), kind) for a, b, kind in _found(plain)]
     if "\n" in plain:
         spans += _wrapped(plain, places)
     return _hide(clean, spans) if spans else (clean, 0)
@@ -113,6 +113,23 @@ def _found(plain: str) -> Iterator[Span]:
                 continue
             opening = len(secret) - len(secret.lstrip("\"'"))
             yield start + opening, end - (secret[-1:] in "\"'" and opening > 0), kind
+
+
+_DEEPEST = 8  # times that a text is escaped
+_LONGEST = 4096  # characters of a quoted value that are looked through for its end
+
+
+def _closed(text: str, start: int, end: int) -> int:
+    """Where a quoted value ends: a quote that is escaped more often than the one that opens it is part of it."""
+    quote = text[start - 1 : start]
+    if quote not in ("'", '"') or not text.startswith("\\", end):
+        return end
+    before = text[max(0, start - 1 - _DEEPEST) : start - 1]
+    depth = len(before) - len(before.rstrip("\\"))
+    if not re.compile(rf"\\{{{depth + 1},}}{quote}").match(text, end):
+        return end
+    closing = re.compile(rf"(?<!\\)\\{{{depth}}}{quote}").search(text, end, end + _LONGEST)
+    return closing.start() if closing else end
 
 
 def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:

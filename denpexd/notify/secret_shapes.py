@@ -6,6 +6,7 @@ Only where the words or the address before it promise a secret is a value hidden
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import re2
@@ -19,33 +20,47 @@ _QUERY = (
 )
 _PEM_NAME = r"[ A-Z0-9]*PRIVATE KEY[ A-Z]{0,10}-----"
 # A name that holds one of these words names a secret, whatever stands before it in the same word: dbPassword.
-_KEYS = (
-    r"api|access|private|secret|shared|signing|encryption|fernet|hmac|licen[cs]e|routing|integration|service|account"
-    r"|subscription|storage|kaggle|master"
-)
 _STRONG = (
-    rf"passw(?:or)?d|passphrase|passcode|secret(?:_?key)?(?:_base)?|(?:{_KEYS})[_\-]?key|credentials?|client-key-data"
+    r"passw(?:or)?d|pass_?phrase|passcode|secret(?:[_.]?key)?(?:_base)?|(?:api|access|private|secret)[_\-. ]?key"
+    r"|(?:signing|encryption|fernet|hmac|licen[cs]e)[_\-]?key|credentials?|client-key-data"
     r"|(?:auth|access|refresh|session|security|id|hf|sas)[_\-]?token"
-    r"|_auth|session-?id|x-jfrog-art-api"
+    r"|_auth|session-?id|x-jfrog-art-api|x-honeycomb-team"
 )
-_CALLED_SO = r"(?:[0-9A-Za-z_.\-]*(?:[_.\-][Tt]oken|_TOKEN|Token)|[Tt]oken|TOKEN)"
+# These name one if what follows looks drawn by chance.
+_WEAK = (
+    r"(?:shared|routing|integration|service|account|subscription|storage|kaggle|master|user|app|auth|deploy|team|write)"
+    r"[_\-]?key|cookies?|signature|encrypt"
+)
+_NAMES = (
+    rf"(?:(?i:[0-9a-z_.\-]*?(?:{_STRONG})s?(?:_?(?:b64|base64|value|str|[0-9]))?)"
+    r"|(?:[0-9A-Za-z_.\-]*(?:[_.\-][Tt]oken|_TOKEN|Token)|[Tt]oken|TOKEN)"
+    r"|(?i:[0-9a-z_.\-]+[_.\-](?:pwd|passwd))|[0-9A-Z_]+_(?:PASS|PAT|JWT)"
+    r"|(?i:(?:db|user|smtp|mysql|redis|root|admin|login)_?pass))"
+)
 _VALUE = r"""(?:[bru]?"[^"\r\n]{3,}"|[bru]?'[^'\r\n]{3,}'|["'][^"'\r\n]{6,}|[^\s"',;&)}\]\[<>|]{6,})"""
-# Also an address that a debugger shows, an Option, a block of YAML.
-_GLUE = r"""["']?\]?\s{0,3}(?:=>|:=|[:=])\s{0,3}(?:[|>]-?\n\s{0,20}|0x[0-9a-f]+ |Some\()?"""
+# Between a name and its value: also a type, the dots of a table, the tags of XML; then what may stand before a value:
+# an address that a debugger shows, an Option, a block or a tag of YAML, the first two of three quotes.
+_GLUE = (
+    r"""["'`]?\]?(?:\s?:\s?(?:Optional\[)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s?=\s?"""
+    r"""|\s{0,9}(?:=>|:=|[:=])\s{0,3}|[ \t]\.{3,}[ \t]|</\w+>\s{0,20}<\w+>)"""
+    r"""(?:[|>][\-+]?\n\s{0,20}|0x[0-9a-f]+ |(?:Some|SecretStr)\(|string\([0-9]+\) |[&!]\w+ |\[\[|''|"")?"""
+)
 # Between a name and what it is, in prose, shells and tables.
-_SAYS = r"""(?:\W{0,3}\s(?-i:[a-z]{2,8})\b:?){0,4}['"]?\s{0,3}[:,|│\-]?(?:->)?\s{0,9}["'`]?"""
+_SAYS = r"""(?:\W{0,3}\s(?-i:[a-z]{2,8})\b:?){0,4}['"`]?\s{0,3}[:,|│(\-]?(?:->)?\s{0,9}["'`]?"""
 _CHANCE = r"[0-9A-Za-z+/_\-]{10,}={0,2}"
 # Fixed beginnings of tokens that a service chose so that they can be found.
 _VENDORS = (
     r"tgp_v1_|lsv2_(?:pt|sk)_|(?:sk|pk)-lf-|pcsk_|tskey-[a-z]+-|sntry[su]_|dp\.(?:pt|st|ct|sa)\.|ops_eyJ|ATATT3x"
+    r"|sq0(?:atp|csp)-|SWMTKN-1-|t1\.9eue|y[0-9]_AgA|CFPAT-|AQVN|esecret_|aph0_"
     r"|PMAK-|fm[12]_|pscale_(?:tkn|pw|oauth)_|NR(?:AK|JS|II)-|dt0[a-z]\d\d\.|ABSK|GOCSPX-|xkeysib-|xsmtpsib-|figd_|HRKU-|tvly-|CW-SECRET-|glcbt-"
 )
 _SHORT_VENDORS = (
     r"gsk_|xai-|rpa_|KGAT_|lin_api_|ntn_|shp(?:at|ca|pa|ss)_|sbp_|AKCp|cmVmdGtu|hcai?k_|pn[ub]_|rubygems_"
-    r"|jina_|GOOG1E|napi_|csk-|bku[a-z]_|CCIPAT_|[a-z]{2,8}_(?:live|test)_"
+    r"|jina_|GOOG1E|napi_|csk-|bku[a-z]_|CCIPAT_|[a-z]{2,8}_(?:live|test)_|YCAJE|YCO|rdme_[a-z0-9]{50}"
+    r"|lin_oauth_[0-9a-f]{40}|pul-[0-9a-f]{20}|oy2[a-z0-9]{23}"
 )
 
-SHAPES: tuple[tuple[str, str], ...] = (
+FORMATS: tuple[tuple[str, str], ...] = (
     # Whole, whatever a log puts before its lines; or cut off after some of them.
     ("private_key", rf"-----BEGIN{_PEM_NAME}(?s:.)*?-----END{_PEM_NAME}"),
     (
@@ -79,10 +94,16 @@ SHAPES: tuple[tuple[str, str], ...] = (
         "vendor_token",
         r"\b(?:key-[0-9a-f]{32}|pat[0-9A-Za-z]{14}\.[0-9a-f]{64}|sk_[0-9a-f]{48}|v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}|secret_[0-9a-f]{32}_[0-9a-z]{32}[0-9A-Za-z.]*)",
     ),
+    (
+        "vendor_token",
+        r"\bS[ACNOPUX][A-Z2-7]{56}\b|\bst\.[0-9a-f]{24}\.[0-9a-f]{32}\.[0-9a-f]{32}|\b1/[0-9]{16}:[0-9a-f]{32}\b"
+        r"|\blocal-[0-9a-f]{40}\b"
+        r"|\b(?:sdk|mob|t/[a-z]{2}|access-(?:production|sandbox|development))-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
+    ),
     ("azure_secret", r"\b[0-9A-Za-z]{3}[0-9]Q~[0-9A-Za-z_~.\-]{31,}|\b[0-9A-Za-z]{76}AZDO[0-9A-Za-z]{4}\b"),
     (
         "prefixed_token",
-        r"""(^|[\s"'(\[<])(?:[a-z]{2,8}[_\-]|LTAI|AKID|AQVN|EAAA|4b1d|cio)[0-9A-Za-z]{20,}[0-9A-Za-z_\-]*""",
+        r"""(^|[\s"'(\[<=:,])(?:[A-Za-z][0-9A-Za-z]{1,9}[_\-.]|LTAI|AKID|EAAA|4b1d|cio)[0-9A-Za-z_\-]{20,}""",
     ),
     ("google_refresh", r"\b1//0[0-9A-Za-z_\-]{40,}"),
     ("password_hash", r"\$(?:2[abxy]|[156y]|apr1|argon2[di]{1,2}|scrypt|pbkdf2[a-z0-9\-]*)\$[^\s:\"']{20,}"),
@@ -119,6 +140,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("url_user", r"(?i)\b([a-z][a-z0-9+.\-]+://)[0-9A-Za-z_\-]{20,}@"),
     ("url_query", r"([?&]code=)[^&\s\"'<>#]{12,}"),
     ("url_query", rf"""(?i)([?&]{_QUERY}=)[^&\s"'<>#]+"""),
+    ("mention", rf"(?i)([?&][\w.\-]*(?:{_STRONG}|token|signature)=){_CHANCE}"),
     # Of schemes that say several things, all of it; of the others what stands after the scheme, or alone.
     (
         "authorization",
@@ -133,11 +155,17 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("mention", rf"(?i)\b(authorization{_NAME_END}){_CHANCE}"),
     ("bearer", r"(?i)\b(bearer\s{1,4})[A-Za-z0-9+/=._~\-]{16,}"),
     ("cookie", r"""(?i)\b((?:set-)?cookie["']?\s{0,4}(?:[:=]|, )\s{0,4}["']?)[^\r\n"']*=[^\r\n"']{3,}"""),
-    ("assignment", rf"(?i)\b([0-9A-Za-z_.\-]*?(?:{_STRONG})s?{_GLUE}){_VALUE}"),
-    ("assignment", rf"\b({_CALLED_SO}{_GLUE}){_VALUE}"),
-    ("assignment", rf"(?i)\b([0-9a-z_.\-]+[_.\-](?:pwd|passwd){_GLUE}){_VALUE}"),
-    ("assignment", rf"\b([0-9A-Z_]+_(?:PASS|PAT){_GLUE}){_VALUE}"),
-    ("assignment", rf"(?i)\b((?:db|user|smtp|mysql|redis|root|admin|login)_?pass{_GLUE}){_VALUE}"),
+)
+# What stands behind a name.
+NAMED: tuple[tuple[str, str], ...] = (
+    ("basic", r"\b(Basic )[A-Za-z0-9+/]{12,}={0,2}"),
+    ("assignment", rf"\b({_NAMES}{_GLUE}){_VALUE}"),
+    # Of many all, where one looks like chance.
+    (
+        "mention",
+        rf"""(?i)\b([\w.\-]*(?:{_STRONG}|token|cookie)s?{_GLUE}[\[({{]\s{{0,9}})[bru]?["'][^\])}}\r\n]{{8,}}""",
+    ),
+    ("mention", rf"(?i)\b([\w.\-]*(?:{_STRONG}|token)s?:)(?:\s+- \S{{10,}})+"),
     ("assignment", r"""\b(pass=)(?:"[^"\r\n]{3,}"|'[^'\r\n]{3,}')"""),
     ("assignment", rf"""(?i)\b([0-9A-Za-z_.\-]*?(?:{_STRONG}|token)\s?[!=]=\s?["'])[^"'\r\n]{{3,}}"""),
     ("assignment", r"""(?i)\b([a-z0-9_.\-]*passw(?:or)?d=)[^\s"',;&)}\]\[<>|]{3,}"""),
@@ -147,10 +175,29 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("assignment", r"""(?i)(["']auth["']\s?:\s?["'])[0-9A-Za-z+/=]{12,}"""),
     # A file of logins; programs that take a password after a short flag.
     ("netrc", r"\b(login\s+\S+\s+password\s+)\S+"),
-    ("flag", r"""\b((?:curl|wget)\b[^\r\n]*?\s-u\s?["']?[^\s:"']+:)[^\s"']{3,}"""),
     (
         "flag",
-        r"""\b((?:sshpass|mysql|mysqldump|redis-cli|mongosh|docker login)\b[^\r\n]*?\s-[pa]\s?)[^\s"'\-][^\s"']{3,}""",
+        r"""\b((?:curl|wget|https?)\b[^\r\n]*?\s(?:-[ua]|--(?:proxy-)?user)[\s=]?["']?[^\s:/"']+:)(?:[^\s"'/]|/[^\s"'/])[^\s"']{2,}""",
+    ),
+    ("mention", rf"""(\s--?(?:user|u|auth)[\s=]["']?[\w.@\-]+:){_CHANCE}"""),
+    (
+        "flag",
+        r"""\b((?:sshpass|mysql|mysqldump|redis-cli|mongosh|(?:docker|podman|registry|swanlab|az) login)\b"""
+        r"""[^\r\n]*?\s-[pak]\s?)[^\s"'\-][^\s"']{3,}""",
+    ),
+    ("flag", r"""(\bmc (?:alias set|config host add) \S+ \S+ \S+ )\S{8,}"""),
+    ("flag", r"""\b(echo ["']?)[^\s"'|]{8,}["']? \|[^\r\n|]*--password-stdin"""),
+    (
+        "flag",
+        r"""(?i)((?:^|[\s"'=\[,(])--?(?:[a-z0-9_\-]*[_\-])?(?:password|passwd|token|secret|(?:api|access)[_\-]?key)"""
+        r"""(?:=-?|\s{1,2}|["'], )["']?)[^\s"'\-][^\s"']{3,}""",
+    ),
+    ("pgpass", r"""((?:^|[\s"'])[\w.*\-]+:(?:543[0-9]|6432|\*):[\w.*\-]+:[\w.*@\-]+:)[^\s:"']{4,}"""),
+    (
+        "one_time_code",
+        r"(?i)\b((?:(?:one[ \-]time|verification|authenticator|2fa|mfa|token)[ _\-](?:pass)?code|otp"
+        r"|enter (?:the |this )?code)\b"
+        r"[^0-9A-Z\r\n]{1,3}(?:(?:is|was|code)\b[^0-9A-Z\r\n]{1,3})?)(?:[0-9]{6,10}|(?-i:[A-Z0-9]{4,5}-[A-Z0-9]{4,5}))\b",
     ),
     # Where name and value are two things of the same record.
     (
@@ -159,35 +206,39 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ),
     ("mention", rf"(?i)\b([\w.]*(?:{_STRONG}|token)\n\s+input [^\n]*input_value=[\"']?){_CHANCE}"),
     # What looks like chance, where the words before it promise a secret.
-    ("mention", rf"(?i)\b([0-9a-z_.\-]*?(?:{_STRONG}|token|api key|[_.\-](?:pass|pat)|\bpass|\bkey:){_SAYS}){_CHANCE}"),
-    (
-        "flag",
-        r"(?i)(--?(?:[a-z0-9_\-]*[_\-])?(?:password|passwd|token|secret|api[_\-]?key|access[_\-]?key)(?:=|\s{1,2})[\"']?)"
-        r"""[^\s"']{4,}""",
-    ),
-    ("flag", r"""(?i)(--?[a-z0-9_\-]*(?:password|token|secret|api[_\-]?key)["'], ["'])[^\s"']{4,}"""),
+    ("mention", rf"(?i)\b([0-9a-z_.\-]*?(?:{_STRONG}|token|[_.\-](?:pass|pat)|\bpass|\bkey:){_SAYS}){_CHANCE}"),
+    ("mention", rf"(?i)\b([\w.\-]*?(?:{_WEAK}|[_.\-]key){_GLUE}[\"']?){_CHANCE}"),
     ("email", r"\b[0-9A-Za-z._%+\-]+@[0-9A-Za-z][0-9A-Za-z.\-]*\.[A-Za-z]{2,}\b"),
 )
 
 # Kinds whose value may be something else: a placeholder, a reference, prose.
 DOUBTFUL = frozenset({"assignment", "flag", "netrc"})
 # Kinds whose value has to look like chance.
-CHANCY = frozenset({"mention", "webhook", "url_user", "prefixed_token"})
+CHANCY = frozenset({"mention", "webhook", "url_user", "prefixed_token", "basic"})
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
-COMPILED = tuple((kind, re2.compile(pattern, _OPTIONS)) for kind, pattern in SHAPES)
-
-# One look with all patterns at once: 1.5 us for a line without secrets. Long repeats count only to 4 in it, for
-# counting takes more states than an automaton may keep, and then a look takes milliseconds; the patterns count anew.
-_REPEAT = re.compile(r"(?<!\\)\{(\d+)(?:,\d*)?\}")
 _ANY_OPTIONS = re2.Options()
 _ANY_OPTIONS.log_errors = False
 _ANY_OPTIONS.never_capture = True
-_ANY_OPTIONS.max_mem = 24 * 1024 * 1024
-_ANY = re2.Set.SearchSet(_ANY_OPTIONS)
-for _, _pattern in SHAPES:
-    _ANY.Add(_REPEAT.sub(lambda repeat: f"{{{min(4, int(repeat[1]))},}}", _pattern))
-_ANY.Compile()
+_ANY_OPTIONS.max_mem = 20 * 1024 * 1024
+# Long repeats count only to 6 where one looks for all patterns at once, for counting takes more states than an
+# automaton may keep, and then a look takes milliseconds instead of 1 us; the patterns themselves count anew.
+_REPEAT = re.compile(r"(?<!\\)\{(\d+)(?:,\d*)?\}")
+
+
+def _at_once(shapes: Sequence[tuple[str, str]]) -> Any:
+    """One automaton for all patterns of a table. It finds what they find, and more."""
+    every = re2.Set.SearchSet(_ANY_OPTIONS)
+    for _, pattern in shapes:
+        every.Add(_REPEAT.sub(lambda repeat: f"{{{min(6, int(repeat[1]))},}}", pattern))
+    every.Compile()
+    return every
+
+
+_TABLES = tuple(
+    (_at_once(shapes), [(kind, re2.compile(pattern, _OPTIONS)) for kind, pattern in shapes])
+    for shapes in (FORMATS, NAMED)
+)
 
 _WORDS = (
     r"none|null|nil|true|false|unset|undefined|missing|invalid|required|optional|expired|revoked|refused|rejected"
@@ -212,12 +263,13 @@ _VOCABULARY = re2.compile(
 
 def candidates(text: str) -> list[tuple[str, Any]]:
     """Kinds and patterns that may find something in a text, specific before general; the others cannot."""
-    return [COMPILED[n] for n in sorted(_ANY.Match(text) or ())]
+    return [patterns[n] for every, patterns in _TABLES for n in sorted(every.Match(text) or ())]
 
 
+_DIGEST = re.compile(r"(?i)sha[0-9]|md5|blake|crc")
 _PORT = re.compile(r"[0-9]{1,5}[/?#,]")
-_PROMISE = re.compile(rf"(?i){_STRONG}|token|api key|://|authorization")
-_RUN = re.compile(r"[0-9A-Za-z]+")
+_PROMISE = re.compile(rf"(?i){_STRONG}|{_WEAK}|token|://|authorization")
+_RUN = re.compile(r"[0-9A-Za-z]{10,}")
 _CHANGE = re.compile(r"(?<=[a-z])[^a-z]|(?<=[A-Z])[^A-Z]|(?<=[0-9])[^0-9]")
 
 
@@ -227,31 +279,36 @@ def is_other(kind: str, name: str, secret: str, after: str) -> bool:
         return name.endswith("://") or secret.startswith("git@")  # the user of an ssh or git URL, not a person
     if kind == "url_password":
         return _PORT.match(secret) is not None  # of a URL with an @ in its path
+    if kind == "prefixed_token" and _DIGEST.match(secret):
+        return True
     if kind in CHANCY:
         return not is_chance(secret, strict=kind != "webhook" and _PROMISE.search(name) is None)
     return kind in DOUBTFUL and is_harmless(name, secret, after)
 
 
 def is_chance(text: str, strict: bool = False) -> bool:
-    """Whether the longest word of a text looks as if it was drawn: small, great letters and digits by turns.
+    """Whether a word of a text looks as if it was drawn: small, great letters and digits by turns.
 
-    Not strict, a long one of letters of one kind and digits is enough, and so is a UUID.
+    Not strict, a long one of letters of one kind and digits is enough, one of small and great letters, and a UUID.
     """
-    if re.fullmatch(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/?", text):
-        return not strict
-    word = max(_RUN.findall(text), key=len, default="")
+    if not strict and re.fullmatch(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}/?", text):
+        return True
+    return any(_is_drawn(word, strict) for word in _RUN.findall(text))
+
+
+def _is_drawn(word: str, strict: bool) -> bool:
     kinds = sum(re.search(kind, word) is not None for kind in ("[a-z]", "[A-Z]", "[0-9]"))
-    turns = len(_CHANGE.findall(word)) / max(1, len(word) - 1)
+    turns = len(_CHANGE.findall(word)) / (len(word) - 1)
     if kinds == 3:
-        return len(word) >= 10 and turns >= 0.35
-    return not strict and kinds == 2 and len(word) >= 20 and re.search("[0-9]", word) is not None and turns >= 0.2
+        return turns >= (0.35 if strict or len(word) < 20 else 0.28)
+    return not strict and kinds == 2 and len(word) >= 20 and turns >= (0.4 if word.isalpha() else 0.2)
 
 
 def is_harmless(name: str, secret: str, after: str) -> bool:
     """Whether what stands where a secret could stand is none. `name` and `after` are the text around it."""
     quoted = secret[:1] in "\"'" or secret[1:2] in "\"'"
     value = secret.lstrip("bru").strip("\"'") if quoted else secret
-    if _HARMLESS.search(value) or _VOCABULARY.search(name):
+    if _HARMLESS.search(value) or (_VOCABULARY.search(name) and not is_chance(value)):
         return True
     if quoted:  # a token of a grammar is a word, what a program wants to be let in with is none
         return (

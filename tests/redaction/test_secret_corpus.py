@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 2
 BARS = {"format": 0.995, "name=value": 0.95}
 WORST_KIND = 0.9
-MOST_LEAKS_OF_OUTSIDERS = 0.04
+MOST_LEAKS_OF_OUTSIDERS = 0.03
 
 
 def hidden(samples: Iterable[Sample]) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]], list[str]]:
@@ -69,7 +69,7 @@ def test_secrets_of_every_kind_are_hidden(generator: Any) -> None:
 
 def test_secrets_that_the_authors_of_the_patterns_did_not_think_of_are_hidden() -> None:
     tried, good, leaks = hidden(outsiders(20_26, 1))
-    assert tried.total() > 300
+    assert tried.total() > 700
     assert tried.total() - good.total() <= MOST_LEAKS_OF_OUTSIDERS * tried.total(), leaks
 
 
