@@ -17,7 +17,7 @@ from denpexd.scan.stream import Scanner, Stream
 
 DATA = Path(__file__).parents[1] / "data" / "stacks"
 COUNT = 250 * int(os.environ.get("DENPEXD_EXPLORE", "1"))
-SECONDS = 5.0
+SECONDS = 30.0  # of CPU time; usual are milliseconds
 KERNEL = """\
 NVRM: Xid (PCI:0000:4f:00): 79, pid=17742, name=python, GPU has fallen off the bus.
 oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=c1,oom_memcg=/job,task_memcg=/job/c1,task=pt_main,pid=7,uid=0

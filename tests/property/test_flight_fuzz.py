@@ -96,7 +96,7 @@ def test_hostile_files_are_refused_by_name_in_bounded_time(tmp_path: Path) -> No
         file.write_bytes(data)
         started = time.monotonic()
         (found,) = read_files([file])
-        assert time.monotonic() - started < 5.0, number
+        assert time.monotonic() - started < 60.0, number
         assert found.dump is None or not found.dump.ops, number
     assert not canary.exists()
 

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
+from denpexd.evidence import ras, worker_server
+from denpexd.evidence.collect import Collector
+from denpexd.evidence.nvml import Nvml
+from denpexd.evidence.stacks import PySpy
 
 SOME_HANG: dict[str, Any] = {
     "job": "run",
@@ -73,7 +78,7 @@ class Receiver:
         elif answer == "garbage":
             writer.write(b"HTT")
         elif answer == "drip":
-            for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 1000:
+            for byte in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 5000:
                 writer.write(bytes([byte]))
                 await writer.drain()
                 try:
@@ -89,6 +94,20 @@ class Receiver:
             writer.write(("\r\n".join(lines) + f"\r\n\r\n{body}").encode("latin-1"))
         if not writer.is_closing():
             await writer.drain()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patience() -> Iterator[None]:
+    """What asks others in real time waits longer than on a node, where the machine of the tests may be slow. A test of
+    a limit sets its own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, limit in ((PySpy, "time_limit"), (Nvml, "seconds"), (Collector, "deadline")):
+            patch.setitem(kind.__init__.__kwdefaults__, limit, 60.0)
+        patch.setattr(worker_server, "TIME_LIMIT", 60.0)
+        patch.setattr(ras, "CONNECT", 60.0)
+        patch.setattr(ras, "ANSWER", 60.0)
+        yield
 
 
 @pytest.fixture

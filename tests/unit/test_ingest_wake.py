@@ -32,7 +32,7 @@ async def waker(clock: ManualClock) -> AsyncIterator[Waker]:
 
 
 async def touched(waker: Waker) -> set[str] | None:
-    return await asyncio.wait_for(waker.wait(LONG), 10)
+    return await asyncio.wait_for(waker.wait(LONG), 60)
 
 
 async def until_touched(waker: Waker, *paths: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -221,7 +220,6 @@ async def test_a_look_that_hangs_holds_nobody_up(machine: Machine) -> None:
     run = job()
     machine.launches.tick([run], run.job)
     await asyncio.sleep(0)
-    began = time.monotonic()
     assert machine.launches.tick([run], run.job) == []
     work: Any = machine.launches._work
     await asyncio.sleep(0)
@@ -229,6 +227,5 @@ async def test_a_look_that_hangs_holds_nobody_up(machine: Machine) -> None:
     with pytest.raises(Exception, match="not answered"):
         await work
     assert machine.launches.tick([run], run.job) == []
-    assert time.monotonic() - began < 5.0
     os.write(writer, b"x")
     machine.launches.close()

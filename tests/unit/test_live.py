@@ -18,10 +18,10 @@ from denpexd.web.view import RANK_STATES, JobView, Pace, RankView
 
 
 class Steps:
-    """A clock whose waits end when the test says so."""
+    """A clock whose waits end when the test says so. `sleepers`: who waits now."""
 
     def __init__(self) -> None:
-        self._gate = asyncio.Event()
+        self._gate, self.sleepers = asyncio.Event(), set[object]()
 
     def now(self) -> float:
         return 0.0
@@ -30,10 +30,15 @@ class Steps:
         return 0.0
 
     async def sleep(self, seconds: float) -> None:
-        gate = self._gate
-        await gate.wait()
+        gate, sleeper = self._gate, object()
+        self.sleepers.add(sleeper)
+        try:
+            await gate.wait()
+        finally:
+            self.sleepers.discard(sleeper)
 
     def step(self) -> None:
+        self.sleepers.clear()
         self._gate.set()
         self._gate = asyncio.Event()
 
@@ -46,7 +51,7 @@ class Listener:
 
     async def next(self) -> tuple[str, dict[str, Any]]:
         while True:
-            message = (await asyncio.wait_for(anext(self._stream), 5)).decode()
+            message = (await asyncio.wait_for(anext(self._stream), 60)).decode()
             fields = dict(line.split(": ", 1) for line in message.splitlines() if line and not line.startswith(":"))
             if "event" in fields:
                 self.id = fields["id"]
@@ -67,8 +72,10 @@ class Side:
         return Listener(self.live.join(job, last))
 
     async def look(self) -> None:
-        """Let it look once more."""
-        await asyncio.sleep(0.02)
+        """Let it look once more, when it has handed out what it saw before."""
+        async with asyncio.timeout(60):
+            while not self.clock.sleepers and not (self.live._task and self.live._task.done()):
+                await asyncio.sleep(0.001)
         self.clock.step()
 
 
@@ -193,9 +200,8 @@ async def test_nobody_listens_nothing_is_done(side: Side) -> None:
     await listener.next()
     await listener.close()
     await side.look()
-    await asyncio.sleep(0.02)
     assert side.live._task is not None
-    assert side.live._task.done()
+    await asyncio.wait_for(side.live._task, 30)
 
 
 async def test_closing_ends_every_stream(side: Side) -> None:

@@ -163,7 +163,7 @@ def test_two_streams_pass_through_one_relay(tmp_path: Path) -> None:
         [sys.executable, "-c", job], stdout=running.writers["stdout"], stderr=running.writers["stderr"]
     ):
         running.close_writers()
-    assert running.process.wait(20) == 0
+    assert running.process.wait(90) == 0
     expected = {"stdout": range(20000), "stderr": (-n for n in range(20000))}
     for name, numbers in expected.items():
         text = "".join(f"{n}\n" for n in numbers).encode()
@@ -198,7 +198,7 @@ def test_a_stream_that_nobody_reads_does_not_hold_up_the_other(tmp_path: Path) -
         got += tail.read(buffer, 0.0).data
     os.close(reader)
     running.close_writers()
-    assert running.process.wait(20) == 0
+    assert running.process.wait(90) == 0
     out.close()
 
 
@@ -215,7 +215,7 @@ os._exit(0)
     with subprocess.Popen(
         [sys.executable, "-c", program, str(tmp_path / "spool"), str(gate)], stdout=subprocess.PIPE
     ) as starter:
-        assert starter.wait(20) == 0
+        assert starter.wait(90) == 0
         gate.write_text("go\n")
         assert starter.stdout
         assert starter.stdout.read() == b"after\n"

@@ -43,7 +43,7 @@ class Site:
         )
         self.daemon: Daemon | None = None
         self.stop = False
-        self.client = httpx.AsyncClient(trust_env=False, timeout=40)
+        self.client = httpx.AsyncClient(trust_env=False, timeout=90)
 
     def until(self, daemon: Daemon) -> bool:
         self.daemon = daemon
@@ -59,7 +59,7 @@ class Site:
         return {name.replace('"', ""): float(value) for name, value in rows}
 
     async def becomes(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(90):
             while not true():
                 await asyncio.sleep(0.05)
 

@@ -42,7 +42,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 def sink(client: httpx.AsyncClient, url: str, tell: Any = None, **options: Any) -> PagerDutySink:
     made = Options(type="pagerduty", routing_key=SecretStr("r0uting"), url=f"{url}/v2/enqueue", api_url=url, **options)
-    return PagerDutySink("pd", made, client, ManualClock(wall=START), Links("https://den"), tell, 0.5)
+    return PagerDutySink("pd", made, client, ManualClock(wall=START), Links("https://den"), tell, 60.0)
 
 
 async def test_an_incident_is_triggered_with_all_that_somebody_needs(receiver: Any, client: Any) -> None:
@@ -97,8 +97,10 @@ async def test_errors_by_class(
     receiver: Any, client: Any, answer: Any, retryable: bool, after: Any, reason: str
 ) -> None:
     receiver.script = [answer]
+    pager = sink(client, receiver.url)
+    pager._timeout = 0.3 if answer == "silent" else 60.0
     with pytest.raises(DeliveryError, match=reason) as caught:
-        await sink(client, receiver.url).send(row())
+        await pager.send(row())
     assert (caught.value.retryable, caught.value.after) == (retryable, after)
     assert "r0uting" not in caught.value.reason
 

@@ -84,7 +84,7 @@ def serving(view: Shown, said: Callable[[str], None], **options: Any) -> Callabl
 def server() -> Iterator[tuple[Shown, str]]:
     shown, urls, up = Shown(), list[str](), threading.Event()
     end = serving(shown, lambda url: (urls.append(url), up.set()))
-    assert up.wait(10)
+    assert up.wait(60)
     yield shown, urls[0]
     end()
 
@@ -227,7 +227,7 @@ def test_a_daemon_that_wants_a_token_is_asked_with_the_one_of_its_configuration(
     urls, up = list[str](), threading.Event()
     end = serving(Shown(), lambda url: (urls.append(url), up.set()), token="s3cret-token", host="0.0.0.0")
     try:
-        assert up.wait(10)
+        assert up.wait(60)
         with pytest.raises(DaemonError, match="401: a token is needed"), Client(urls[0]) as client:
             client.get("jobs")
         assert status(urls[0], "--token-file", str(tmp_path / "token")).exit_code == 0

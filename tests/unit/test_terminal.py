@@ -108,7 +108,7 @@ class TestColour:
             subprocess.run(
                 [sys.executable, "-m", "denpexd", "explain", "cuda-out-of-memory"],
                 env={**os.environ, "NO_COLOR": "1", "COLUMNS": "40"},
-                stdout=follower, stderr=follower, check=True, cwd=Path(__file__).parents[2], timeout=50,
+                stdout=follower, stderr=follower, check=True, cwd=Path(__file__).parents[2], timeout=250,
             )  # fmt: skip
             assert b"\x1b[" not in os.read(leader, 1 << 12)
         finally:

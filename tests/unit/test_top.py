@@ -88,7 +88,7 @@ def rows(pilot: Pilot[None], name: str) -> list[list[str]]:
 
 
 async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():
             await pilot.pause()
 
