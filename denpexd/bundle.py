@@ -31,7 +31,6 @@ FORMAT = 1
 PACKAGES = ("google-re2", "hyperscan", "py-spy", "pyyaml", "pydantic", "watchdog", "apprise", "uvicorn", "starlette")
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _WIDTH = 110
-_SHORT, _MOST_KNOWN = 100, 50_000
 
 Verdict = Mapping[str, object]
 
@@ -155,25 +154,13 @@ def _case(name: str, job: str, cut: Cut) -> dict[str, Any]:
 
 def _journal(cut: Cut) -> Iterator[str]:
     """The recording, a batch a line."""
-    known: dict[str, str] = {}  # short texts come again and again: names, numbers, sources
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, str):
-            if (told := known.get(value)) is None:
-                told = redact(value)[0]
-                if len(value) <= _SHORT and len(known) < _MOST_KNOWN:
-                    known[value] = told
-            return told
-        if isinstance(value, dict):
-            return {name: clean(each) for name, each in value.items()}
-        return [clean(each) for each in value] if isinstance(value, list) else value
 
     def line(content: Mapping[str, object]) -> str:
-        return json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(redact_value(content)[0], separators=(",", ":"), ensure_ascii=False)
 
-    yield line({"before": [clean(packed(event)) for event in cut.before]})
+    yield line({"before": [packed(event) for event in cut.before]})
     for batch in cut.batches:
-        yield line({"events": [clean(packed(event)) for event in batch]})
+        yield line({"events": [packed(event) for event in batch]})
     if cut.finished is not None:
         yield line({"finished": cut.finished})
 

@@ -16,6 +16,7 @@ from denpexd.evidence.procs import Processes
 from denpexd.ingest.discover import Discovery, Found
 from denpexd.ingest.finished import is_binary
 from denpexd.ingest.links import Links
+from denpexd.notify.redact import redact_name
 from denpexd.notify.render import Page
 from denpexd.notify.text import one_line, rank_words
 from denpexd.scan.prefixes import PrefixReader
@@ -62,7 +63,8 @@ def look(settings: Settings, processes: Processes | None = None) -> Discovered:
         _whose(each, held.get(each.path), discovery.links if number < _MOST_READ else None)
         for number, each in enumerate(found)
     ]
-    return Discovered(files, left_out, discovery.errors)
+    out = {redact_name(path): why for path, why in left_out.items()}
+    return Discovered(files, out, [redact_name(said) for said in discovery.errors])
 
 
 def _held(processes: Processes, paths: Sequence[Path]) -> dict[Path, int]:
@@ -87,7 +89,8 @@ def _whose(found: Found, holder: int | None, links: Links | None) -> Whose:
         why = f"a merged stream: its lines name {rank_words(ranks)}" if ranks else why
     elif found.local and rank == found.rank:
         why += ", counts within its node"
-    return Whose(str(found.path), found.job, found.job_how, rank, why, found.stream, found.attempt, size, tuple(ranks))
+    path, job = redact_name(str(found.path)), redact_name(found.job)
+    return Whose(path, job, found.job_how, rank, why, found.stream, found.attempt, size, tuple(ranks))
 
 
 def _ends(path: Path, links: Links) -> tuple[bytes, int, str]:

@@ -2,6 +2,7 @@
 
 from denpexd.core import cadence, machine, operations
 from denpexd.core.events import UNKNOWN_RANK
+from denpexd.core.evidence import beginning
 from denpexd.core.rank import RankState
 from denpexd.core.rule import Signal
 from denpexd.core.state import Answer, JobState, observed
@@ -160,7 +161,7 @@ def _seconded(job: JobState, now: float) -> str:
         if seen is not None and not seen.first.history:
             armed = seen.first.t - _seconds(seen.fields.get("guard", ""))
             if job.moved_t <= armed + IN_FLIGHT:
-                return f"; its own timer against hangs ran out: {seen.first.text[:80]}"
+                return f"; its own timer against hangs ran out: {beginning(seen.first.text, 80)}"
     states = [job.ranks.get(r) for r in job.universe]
     if job.last_phase in COMPUTES and states and all(s and machine.is_idle(job, s, now) for s in states):
         return "; no process of any rank uses CPU time"

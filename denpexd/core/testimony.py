@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from denpexd.core import flight_facts, stands
 from denpexd.core.candidate import Candidate
-from denpexd.core.evidence import Evidence
+from denpexd.core.evidence import Evidence, beginning
 from denpexd.core.numbers import ranks_named
 from denpexd.core.rank import RankState
 from denpexd.core.records import Snapshot
@@ -74,7 +74,7 @@ def _testimonies(job: JobState, now: float, *, hang: bool) -> Iterator[Testimony
     ranks = {r: s for r, s in sorted(job.ranks.items()) if r >= 0}
     for name, (kind, words) in _STATES.items():
         if found := {r: said for r, s in ranks.items() if (said := s.states.get(name)) and stands.still(job, s, said)}:
-            text = f"{ranks_named(sorted(found))} {words}: {next(iter(found.values())).text[:200]}"
+            text = f"{ranks_named(sorted(found))} {words}: {beginning(next(iter(found.values())).text, 200)}"
             yield Testimony(kind, tuple(found), text, tuple(replace(e, kind=kind, means=words) for e in found.values()))
     yield from _dumps(job, now)
     if hang:
@@ -102,7 +102,7 @@ def _launched(job: JobState, ranks: dict[int, RankState]) -> Iterator[Testimony]
     """NCCL's RAS counts what each rank has launched."""
     less = {r: s.states["launched_less"] for r, s in ranks.items() if _counted(job, s, "launched_less")}
     if less:
-        text = f"{ranks_named(sorted(less))} launched less than most: {next(iter(less.values())).text[:200]}"
+        text = f"{ranks_named(sorted(less))} launched less than most: {beginning(next(iter(less.values())).text, 200)}"
         yield Testimony("ras", tuple(less), text, tuple(less.values()))
     elif ranks and all(r in ranks and _counted(job, ranks[r], "launched_same") for r in job.universe):
         yield Testimony("ras", (), "NCCL's RAS says that all ranks have launched the same, so nobody was late in NCCL")

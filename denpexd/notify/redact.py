@@ -56,7 +56,7 @@ def redact(text: str) -> tuple[str, int]:
 
 
 _known = lru_cache(maxsize=4096)(redact)  # names of operations and groups come back by the thousand
-_SHORT = 64  # characters of a text that may come back
+_SHORT = 128  # characters of a text that may come back
 
 
 @lru_cache(maxsize=4096)

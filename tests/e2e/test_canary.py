@@ -181,7 +181,11 @@ def test_no_seeded_secret_is_in_anything_that_leaves_or_stays(place: Any, echo: 
     (url,) = re.findall(r"console and metrics on (\S+)", (tmp_path / "err").read_text())
     incidents = answered(f"{url}api/v1/incidents", seeds["web_token"])
     key = json.loads(incidents)["incidents"][0]["key"]
-    pages = ("", "metrics", "api/v1/jobs", "api/v1/rules", f"api/v1/incidents/{key}", f"incidents/{key}", "healthz")
+    job = json.loads(answered(f"{url}api/v1/jobs", seeds["web_token"]))["jobs"][0]["job"]
+    pages = ["", "metrics", "healthz", "readyz", "health", "incidents", f"incidents/{key}", f"jobs/{quote(job)}"]
+    rest = ["jobs", "rules", "history", "fixes", "silences", f"incidents/{key}", f"incidents/{key}/decisions"]
+    rest += [f"jobs/{quote(job)}{part}" for part in ("", "/ranks", "/ranks/1")]
+    pages += [f"api/v1/{page}" for page in rest]
     left += [(f"GET /{page}", answered(url + page, seeds["web_token"])) for page in pages]
     daemon.terminate()
     assert daemon.wait(60) == 0
@@ -189,6 +193,8 @@ def test_no_seeded_secret_is_in_anything_that_leaves_or_stays(place: Any, echo: 
         ["config", "show", "-c", str(config)],
         ["diagnose", str(logs)],
         ["diagnose", str(logs), "--format", "json"],
+        ["discover", str(logs)],
+        ["doctor", "-c", str(config)],
     ):
         done = subprocess.run([*DENPEXD, *verb], capture_output=True, env=environ, check=False)
         assert done.returncode in (0, 1), done.stderr

@@ -176,3 +176,16 @@ def test_ranks_that_are_claimed_twice_are_told_once_with_the_number_of_files(tmp
     page = as_text(look(Settings(paths=[str(tmp_path)])), color=False, width=400)
     assert page.count("is claimed in") == 1
     assert "or use {job}/{rank} (6 files)" in page
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_secret_in_the_name_of_a_folder_or_file_is_hidden(tmp_path: Path, form: str) -> None:
+    secret = "Zk3Qw9TbV7mN2cR5"
+    folder = tmp_path / f"run-token={secret}"
+    for name in ("rank0.log", "rank1.log", "model.safetensors", f"api_key={secret}.log"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"x\n")
+    shown = discover(str(folder), "--format", form, columns=200)
+    assert shown.exit_code == 0
+    assert "run-token=[REDACTED:assignment]" in shown.stdout
+    assert secret not in shown.output
