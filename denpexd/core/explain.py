@@ -26,6 +26,13 @@ _TELLING = 20  # characters that do not stand in another line by chance
 _LONG = 300  # what one quote means, in characters
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _SEVERAL = re.compile(r"\b([Rr])ank (\d+(?:[-,]\d+)+)")
+# Several ranks as the subject of a sentence: not "the GPU of ranks 0-3 is full".
+_SUBJECT = re.compile(
+    r"((?:\bRanks|(?:^|[.:;,(] ?|\b(?:while|when|because|but|that|if|until|where|whether|so) )ranks) \d[\d,-]* )"
+    r"([a-z]+s)\b"
+)
+_PLURALS = {"is": "are", "was": "were", "has": "have", "does": "do"}
+_NO_VERBS = {"always", "as", "its", "perhaps", "plus", "sometimes", "this", "thus"}
 
 
 def verdict(incident: Incident, job: JobState, now: float, *, event: str, state: str) -> dict[str, object]:
@@ -77,7 +84,18 @@ def _filler(c: Candidate, job: JobState, unheard: Sequence[int]) -> Callable[[st
         "unheard": _who(unheard),
         **{role: _who(ranks) for role, ranks in c.roles.items()},
     }
-    return lambda text: _SEVERAL.sub(r"\1anks \2", _PLACE.sub(lambda m: names.get(m[1], m[0]), text))
+    return lambda text: _of_several(_PLACE.sub(lambda m: names.get(m[1], m[0]), text))
+
+
+def _of_several(text: str) -> str:
+    """`Rank 0-3 was`, as a text for one rank has it, becomes `Ranks 0-3 were`."""
+    return _SUBJECT.sub(lambda m: m[1] + _plural(m[2]), _SEVERAL.sub(r"\1anks \2", text))
+
+
+def _plural(verb: str) -> str:
+    if verb in _NO_VERBS or verb.endswith("ss"):
+        return verb
+    return _PLURALS.get(verb) or (verb[:-2] if verb.endswith(("sses", "shes", "ches", "xes", "zzes")) else verb[:-1])
 
 
 def _advice(entry: Entry, fill: Callable[[str], str]) -> dict[str, object]:

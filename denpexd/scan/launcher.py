@@ -6,18 +6,15 @@ from dataclasses import dataclass, field, replace
 import re2
 
 from denpexd.core.events import UNKNOWN_RANK, Attempt, Event, Exit, Fact, Joined
-from denpexd.scan import deepspeed_launcher
+from denpexd.scan import deepspeed_launcher, mpi_launcher
 from denpexd.scan.blocks import Opening
 from denpexd.scan.deepspeed_launcher import DeepSpeedLauncher
+from denpexd.scan.mpi_launcher import MpiLauncher
 from denpexd.scan.prefixes import Line
 
 # Name -> pattern; the names are the methods of LauncherReader.
 PATTERNS = {
     "torchrun_exit": r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of ",
-    "mpirun_exit": r"(?:mpirun|prterun|mpiexec|orterun) noticed that process rank (?P<rank>\d+) with PID \d+ on node"
-    r" \S+ exited on signal (?P<signal>\d+)",
-    "mpi_name": r"Process name: \[\[[^\]]*\],\s*(?P<rank>\d+)\]",
-    "mpi_code": r"^\s*Exit code:\s+(?P<code>\d+)",
     "srun_exit": r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?P<why>Killed|Aborted|Segmentation fault|Bus error"
     r"|Terminated|Out Of Memory|Exited with exit code (?P<code>\d+))",
     "lightning_exit": r"(?:\[rank: (?P<rank>\d+)\] )?Child process with PID (?P<pid>\d+) terminated with code"
@@ -37,7 +34,9 @@ PATTERNS = {
     "world": r"(?i)\bworld[_ ]size\"?\s*[=:]\s*(?P<world>\d+)",
     "member": r"GLOBAL_RANK: (?P<rank>\d+), MEMBER: \d+/(?P<world>\d+)",
     "nccl": r"\brank (?P<rank>\d+) nranks (?P<world>\d+) .*Init COMPLETE",
-} | deepspeed_launcher.PATTERNS
+    **deepspeed_launcher.PATTERNS,
+    **mpi_launcher.PATTERNS,
+}
 SUMMARY = r"^(?:Failures:|Root Cause \(first observed failure\):)\s*$"
 
 OWN_LINE = re2.compile(
@@ -96,32 +95,23 @@ class LauncherReader:
     _held: dict[int, _Held] = field(default_factory=dict)  # pid -> exit whose global rank the summary will tell
     _joined: set[tuple[int, int | None, int | None]] = field(default_factory=set)
     _first_communicator: set[int] = field(default_factory=set)
-    _mpi_rank: int = UNKNOWN_RANK
     _attempt: int = 0
+    _mpi: MpiLauncher = field(default_factory=MpiLauncher)
     _deepspeed: DeepSpeedLauncher = field(default_factory=DeepSpeedLauncher)
 
     def read(self, name: str, line: Line, groups: dict[str, str], t: float, offset: int, history: bool) -> list[Event]:
         """The events of a line that matched PATTERNS[name] with these groups."""
+        all_others = Fact(t, UNKNOWN_RANK, "launcher_killing", {}, self.source, offset, line.text, history)
         match name:
             case "torchrun_exit":
                 return self._torchrun_exit(groups, line, t, offset, history)
-            case "mpirun_exit":
-                return [Exit(t, int(groups["rank"]), -int(groups["signal"]), "launcher")]
-            case "mpi_name":
-                self._mpi_rank = int(groups["rank"])
-            case "mpi_code" if self._mpi_rank != UNKNOWN_RANK:
-                rank, self._mpi_rank = self._mpi_rank, UNKNOWN_RANK
-                return [Exit(t, rank, int(groups["code"]), "launcher")]
             case "srun_exit":
                 code = int(groups["code"]) if groups.get("code") else _SIGNALS[groups["why"]]
                 return [Exit(t, rank, code, "launcher") for rank in _tasks(groups["tasks"])]
             case "lightning_exit":
                 rank = int(groups["rank"]) if groups.get("rank") else self.ranks.get(int(groups["pid"]), UNKNOWN_RANK)
-                killing = {"signal": "SIGKILL"}  # all others, whose pids it does not tell
-                return [
-                    Exit(t, rank, int(groups["code"]), "launcher"),
-                    Fact(t, UNKNOWN_RANK, "launcher_killing", killing, self.source, offset, line.text, history),
-                ]
+                killing = replace(all_others, fields={"signal": "SIGKILL"})  # whose pids it does not tell
+                return [Exit(t, rank, int(groups["code"]), "launcher"), killing]
             case "killing" | "forcing":
                 return [self._killing(groups, line, t, offset, history)]
             case "spawn_exit" | "composer_exit":
@@ -138,6 +128,8 @@ class LauncherReader:
                 return self._restart(name, groups, t)
             case "world" | "member" | "nccl":
                 return self._exists(name, line, groups, t)
+            case _ if name in mpi_launcher.PATTERNS:
+                return self._mpi.read(name, groups, all_others, self.ranks)
             case _ if name in deepspeed_launcher.PATTERNS:
                 events = self._deepspeed.read(name, line, groups, t, self.ranks)
                 self._learn(event for event in events if isinstance(event, Joined))

@@ -52,7 +52,7 @@ def told(c: Candidate, job: JobState, now: float = 20.0, **changes: Any) -> dict
 
 def test_texts_name_the_ranks_and_leave_other_braces_alone(job: JobState) -> None:
     said = told(found(), job)
-    assert said["quick_answer"] == "Rank 1 read a broken file; ranks 0,2 waits, rank 3 is unknown."
+    assert said["quick_answer"] == "Rank 1 read a broken file; ranks 0,2 wait, rank 3 is unknown."
     assert said["remediation"] == [
         {"do": "check the file of rank 1", "risk": "read-only", "command": "check 1 ${HOME}"},
         {"do": "restart", "risk": "restart"},
@@ -64,9 +64,9 @@ def test_the_answer_ends_with_the_place_where_the_one_who_started_a_hang_stands(
     for rank, frames in ((0, stands[:1]), (1, stands)):
         look = Frames(15.0, rank, "py-spy", frames, state="S")
         job.rank(rank).snapshots["py-spy"] = Snapshot(look, 1, 10.0, steady=True)
-    answer = "Rank 1 evaluates, ranks 0,2-3 waits."
+    answer = "Rank 1 evaluates, ranks 0,2-3 wait."
     assert told(found("lonely-eval"), job)["quick_answer"] == f"{answer} Rank 1 stands in log_norms (train.py:65)."
-    assert told(found("lonely-eval", initiating=(0,)), job)["quick_answer"].endswith("waits.")
+    assert told(found("lonely-eval", initiating=(0,)), job)["quick_answer"].endswith("wait.")
     job.rank(1).exits.append(Exited(Exit(16.0, 1, -9), 2, forced=False))
     job.rank(0).reported = evidence(0)
     assert told(found("lonely-eval"), job)["quick_answer"] == answer
@@ -88,11 +88,11 @@ def test_the_answer_names_the_place_where_a_worker_of_the_starved_rank_reads(job
     ):
         job.rank(1).snapshots["py-spy"] = Snapshot(replace(look, others=others), 1, 10.0, steady=True)
         answer = told(found("lonely-eval"), job)["quick_answer"]
-        assert answer.endswith(f"A DataLoader worker of rank 1 is in read ({said})." if said else "waits.")
+        assert answer.endswith(f"A DataLoader worker of rank 1 is in read ({said})." if said else "wait.")
 
 
 def test_texts_name_the_ranks_of_a_role(job: JobState) -> None:
-    assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, ranks 0,2-3 waits."
+    assert told(found("lonely-eval"), job)["quick_answer"] == "Rank 1 evaluates, ranks 0,2-3 wait."
 
 
 def test_ranks_that_are_not_known_are_called_unknown(job: JobState) -> None:
@@ -233,3 +233,22 @@ def test_a_hang_is_a_hang_also_when_it_ended_in_timeouts(job: JobState) -> None:
     job.rank(0).states["timeout"] = evidence(0)
     assert is_hang(replace(found(), rule=waited), job)
     assert not is_hang(found("drift"), job)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ((3,), "Rank 3 was killed while rank 3 reaches rank 3; the GPU of rank 3 is full. Rank 3 as the first raises."),
+        (
+            (0, 1, 3),
+            "Ranks 0-1,3 were killed while ranks 0-1,3 reach ranks 0-1,3; the GPU of ranks 0-1,3 is full. "
+            "Ranks 0-1,3 as the first raises.",
+        ),
+    ],
+)
+def test_a_text_for_one_rank_reads_well_of_several(job: JobState, ranks: tuple[int, ...], text: str) -> None:
+    one = "Rank 3 was killed while rank 3 reaches rank 3; the GPU of rank 3 is full. Rank 3 as the first raises."
+    rule = TINY.rules["bad-file"]
+    entry = replace(rule.entry, quick_answer=one.replace("3", "{initiating}"))
+    said = told(replace(found(), rule=replace(rule, entry=entry), initiating=ranks), job)
+    assert said["quick_answer"] == text

@@ -1,5 +1,6 @@
 """What launchers say: exits, who is told to stop, who exists, restarts."""
 
+import re
 import textwrap
 
 import pytest
@@ -87,6 +88,17 @@ def test_a_recorded_traceback_in_the_summary_belongs_to_the_rank_of_its_entry() 
         ("srun: error: node-b: task 2: Segmentation fault (core dumped)\n", {2: -11}),
         ("  Process name: [[4425,1],1]\n  Exit code:    3\n", {1: 3}),
         ("  Exit code:    3\n", {}),
+        ("  Process name: [prterun-node-1-41211@1,2]\n  Exit code:    1\n", {2: 1}),
+        ("mpiexec noticed that process rank 5 with PID 538 on node 10 exited on \nsignal 6 (Aborted).\n", {5: -6}),
+        ("signal 6 (Aborted).\n", {}),
+        ("=   RANK 1 PID 650 RUNNING AT node-a\n=   KILLED BY SIGNAL: 11 (Segmentation fault)\n", {1: -11}),
+        ("=   RANK 1 PID 650 RUNNING AT node-a\n=   EXIT STATUS: 1\n", {1: 1}),
+        ("setup rank=3 world_size=4 pid=77\n=   PID 77 RUNNING AT node-a\n=   EXIT CODE: 11\n", {3: -11}),
+        ("=   RANK 1 PID 650 RUNNING AT node-a\n=   KILLED BY SIGNAL: 9 (Killed)\n", {UNKNOWN_RANK: -9}),
+        ("=   PID 77 RUNNING AT node-a\n=   EXIT CODE: 134\n", {UNKNOWN_RANK: 134}),
+        ("x4006c0s6b0n0.hsn.alcf.example: rank 256 died from signal 11 and dumped core\n", {256: -11}),
+        ("x1000c0s0b0n0: rank 2 exited with code 1\nx1000c0s0b0n0: rank 0 died from signal 15\n", {2: 1, 0: -15}),
+        ("Process 2 exit with status code 1.\nProcess 1 exit with status code 143.\n", {2: 1, 1: 143}),
         ("[rank: 1] Child process with PID 19803 terminated with code -9. Forcefully terminating all\n", {1: -9}),
     ],
 )
@@ -195,3 +207,21 @@ def test_the_only_process_of_a_node_is_the_one_that_deepspeeds_last_line_means()
 def test_a_launcher_of_deepspeed_that_names_no_ranks_is_read_without_them() -> None:
     told = ["main] nnodes=2, num_local_procs=1, node_rank=7", MAPPING, "main] " + SPAWNED.format(500)]
     assert [event for event in events(deepspeed("", *told)) if isinstance(event, Joined)] == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "signal"),
+    [
+        ("=   RANK {} PID 6 RUNNING AT a\n=   KILLED BY SIGNAL: 6 (Aborted)\n", "KILLED BY SIGNAL: 9", "SIGKILL"),
+        ("a: rank {} died from signal 6\n", "died from signal 15", "SIGTERM"),
+        ("Process {} exit with status code 134.\n", "status code 143", "SIGTERM"),
+    ],
+)
+def test_the_first_rank_that_fails_ends_the_others_and_not_itself(first: str, second: str, signal: str) -> None:
+    failed = first.format(2)
+    other = re.sub(r"KILLED BY SIGNAL: 6|died from signal 6|status code 134", second, first.format(0))
+    killings = [event for event in events(failed + other) if isinstance(event, Fact)]
+    assert [(event.name, event.rank, event.fields) for event in killings] == [
+        ("launcher_killing", UNKNOWN_RANK, {"signal": signal})
+    ]
+    assert [event for event in events(other) if isinstance(event, Fact)] == []
