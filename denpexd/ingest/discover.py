@@ -26,7 +26,10 @@ _BINARY = re.compile(
     r"|gz|bz2|xz|zst|zip|tar|tgz|7z|png|jpe?g|gif|pdf|mp4|wav|db|sqlite3?|nsys-rep|qdrep|core)$|events\.out\.tfevents",
     re.IGNORECASE,
 )
-_LOG = re.compile(r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$", re.IGNORECASE)
+# PBS, Torque and Grid Engine: <job name>.o<job id>, .e<job id>, and .po, .pe of a parallel environment.
+_LOG = re.compile(
+    r"\.(?:log|out|err|stdout|stderr)$|^(?:stdout|stderr|log)$|\.p?[oe]\d{3,}(?:[._-]\d+)?$", re.IGNORECASE
+)
 _TEXT = re.compile(r"^[^.]*$|\.txt$", re.IGNORECASE)
 _OURS = re.compile(r"log|out|err|train|console", re.IGNORECASE)
 _FULL = 16  # every so many scans look at everything, even if no folder seems to have changed

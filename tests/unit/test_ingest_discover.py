@@ -157,6 +157,11 @@ def test_what_a_launcher_prints_beside_the_folders_of_its_ranks_belongs_to_their
     assert {f.job for f in discovery.scan()} == {"1f2e3d"}
 
 
+def test_what_pbs_and_grid_engine_name_after_their_job_is_a_log(tmp_path: Path) -> None:
+    make(tmp_path, "train.o98765", "train.e98765", "train.po4711", "train.o98765.3", "model.o", "weights.e5", "go123")
+    assert set(jobs(tmp_path)) == {"train.o98765", "train.e98765", "train.po4711", "train.o98765.3"}
+
+
 def test_further_up_only_a_launchers_log_belongs_to_the_run(tmp_path: Path) -> None:
     make(tmp_path, "torchrun.log", "other.log", "elsewhere/launcher.log")
     a_run(tmp_path / "ranks", "1f2e3d")
