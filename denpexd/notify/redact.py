@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from denpexd.notify.secret_shapes import candidates, is_harmless, is_other
+from denpexd.notify.secret_shapes import DOUBTFUL, MARK, candidates, is_harmless, is_other
 
 # Escape sequences of terminals: colours, cursor, titles, links. They could split a secret and never belong to a text.
 _ESCAPES = re.compile(
@@ -21,7 +21,6 @@ _ESCAPES = re.compile(
     r"|\x1b[ -/]{0,4}[0-Z\\^-~]"
 )
 _DONE = re.compile(r"\[REDACTED:[a-z_]{1,40}\]")
-_MARK = "\ue000"  # what was hidden before, in a plain reading: no pattern takes it for a secret
 _ESCAPED = re.compile(
     r"(?P<done>\[REDACTED:[a-z_]{1,40}\])|%(?:25)*(?P<hex>[0-7][0-9A-Fa-f])|\\+u(?P<code>[0-9A-Fa-f]{4})"
     r"|\\+(?P<end>[nrt])|\\+(?P<plain>[\"'/])|&(?P<name>quot|amp|#39|#34|lt|gt);"
@@ -30,7 +29,9 @@ _NAMED = {"quot": '"', "amp": "&", "#39": "'", "#34": '"', "lt": "<", "gt": ">"}
 # Where a line was wrapped, perhaps in a box, a secret goes on after it.
 _BOX = " \t│┃|"
 _GOES_ON = frozenset(string.ascii_letters + string.digits + "+/=_.-")
-_ORDINARY = re.compile(r"[A-Z]?[a-z]*|[A-Z]+|[\d:.,TZ/+\-]+")
+_NARROWEST = 30  # characters of a line that was wrapped
+_OF_ONE_LINE = frozenset({"email", "prefixed_token", "basic", "key"})  # a word and the next line look like these
+_ORDINARY = re.compile(r"[IWEF]\d{4}|[A-Z]?[a-z]*|[A-Z]+|[\d:.,TZ/+\-]+")
 
 # Identifiers that other programs match on; none of them can hold text of a job.
 _IDENTIFIERS = frozenset({"key", "failure", "category", "severity", "certainty", "state", "event", "domain"})
@@ -81,7 +82,7 @@ def _read(text: str) -> tuple[str, Callable[[int], int]]:
 def _meant(found: "re.Match[str]") -> str:
     """The one character that an escape stands for."""
     if found["done"]:
-        return _MARK
+        return MARK
     if found["hex"] or found["code"]:
         character = chr(int(found["hex"] or found["code"], 16))
         return character if character.isprintable() else " "
@@ -106,7 +107,7 @@ def _found(plain: str) -> Iterator[Span]:
             start, end = match.end(1) if pattern.groups else match.start(), match.end()
             end -= kind == "url_password"  # the @ stays
             secret = plain[start:end]
-            if _MARK in secret and not secret.strip(_MARK + "\"' "):
+            if MARK in secret and not secret.strip(MARK + "\"' "):
                 continue
             name = plain[min(match.start(), max(0, start - 3)) : start]
             if is_other(kind, name, secret, plain[end : end + 2]):
@@ -138,7 +139,7 @@ def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
     last = length = at = 0
     for row, below in pairwise(plain.split("\n")):
         kept, more = row.removesuffix("\r").rstrip(_BOX), below.lstrip(_BOX)
-        if kept[-1:] in _GOES_ON and more[:1] in _GOES_ON:
+        if len(kept) >= _NARROWEST and kept[-1] in _GOES_ON and more[:1] in _GOES_ON:
             joined.append(plain[last : at + len(kept)])
             length += len(joined[-1])
             last = at + len(row) + 1 + len(below) - len(more)
@@ -149,10 +150,11 @@ def _wrapped(plain: str, places: Callable[[int], int]) -> Iterator[Span]:
         return
     text, place = "".join([*joined, plain[last:]]), _mapping(edges)
     for start, end, kind in _found(text):
-        of_ends = bisect_left(ends, end)  # how many lines end before it does
-        if of_ends == 0 or (broken := ends[of_ends - 1]) <= start:
+        first, last = bisect_right(ends, start), bisect_left(ends, end) - 1  # the line ends in it
+        if first > last or kind in _OF_ONE_LINE:
             continue
-        if kind == "private_key" or not _ORDINARY.fullmatch(text, broken, end):
+        whole = kind in DOUBTFUL and is_harmless("", text[start : ends[first]], "")
+        if kind == "private_key" or not (whole or _ORDINARY.fullmatch(text, ends[last], end)):
             yield places(place(start)), places(place(end - 1)) + 1, kind
 
 

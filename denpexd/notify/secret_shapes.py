@@ -37,17 +37,21 @@ _NAMES = (
     r"|(?i:[0-9a-z_.\-]+[_.\-](?:pwd|passwd))|[0-9A-Z_]+_(?:PASS|PAT|JWT)"
     r"|(?i:(?:db|user|smtp|mysql|redis|root|admin|login)_?pass))"
 )
-_VALUE = r"""(?:[bru]?"[^"\r\n]{3,}"|[bru]?'[^'\r\n]{3,}'|["'][^"'\r\n]{6,}|[^\s"',;&)}\]\[<>|]{6,})"""
+MARK = "\ue000"  # what was hidden before, in a text that is read again: a value, and no secret
+_VALUE = rf"""(?:{MARK}|[bru]?"[^"\r\n]{{3,}}"|[bru]?'[^'\r\n]{{3,}}'|["'][^"'\r\n]{{6,}}|[^\s"',;&)}}\]\[<>|]{{6,}})"""
 # Between a name and its value: also a type, the dots of a table, the tags of XML; then what may stand before a value:
 # an address that a debugger shows, an Option, a block or a tag of YAML, the first two of three quotes.
 _GLUE = (
     r"""["'`]?\]?(?:\s?:\s?(?:Optional\[)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s?=\s?"""
-    r"""|\s{0,9}(?:=>|:=|[:=])\s{0,3}|[ \t]\.{3,}[ \t]|</\w+>\s{0,20}<\w+>)"""
+    r"""|\s{0,9}(?:=>|:=|[:=])[ \t]{0,3}|[ \t]\.{3,}[ \t]|</\w+>\s{0,20}<\w+>)"""
     r"""(?:[|>][\-+]?\n\s{0,20}|0x[0-9a-f]+ |(?:Some|SecretStr)\(|string\([0-9]+\) |[&!]\w+ |\[\[|''|"")?"""
 )
 # Between a name and what it is, in prose, shells and tables.
-_SAYS = r"""(?:\W{0,3}\s(?-i:[a-z]{2,8})\b:?){0,4}['"`]?\s{0,3}[:,|│(\-]?(?:->)?\s{0,9}["'`]?"""
-_CHANCE = r"[0-9A-Za-z+/_\-]{10,}={0,2}"
+_SAYS = (
+    rf"""(?:[^\w\n{MARK}]{{0,3}}[ \t](?-i:[a-z]{{2,8}})\b:?){{0,4}}"""
+    r"""['"`]?[ \t]{0,3}[:,|│(\-]?(?:->)?[ \t]{0,9}["'`]?"""
+)
+_CHANCE = rf"(?:{MARK}|[0-9A-Za-z+/_\-]{{10,}}={{0,2}})"
 # Fixed beginnings of tokens that a service chose so that they can be found.
 _VENDORS = (
     r"tgp_v1_|lsv2_(?:pt|sk)_|(?:sk|pk)-lf-|pcsk_|tskey-[a-z]+-|sntry[su]_|dp\.(?:pt|st|ct|sa)\.|ops_eyJ|ATATT3x"
@@ -177,7 +181,8 @@ NAMED: tuple[tuple[str, str], ...] = (
     ("netrc", r"\b(login\s+\S+\s+password\s+)\S+"),
     (
         "flag",
-        r"""\b((?:curl|wget|https?)\b[^\r\n]*?\s(?:-[ua]|--(?:proxy-)?user)[\s=]?["']?[^\s:/"']+:)(?:[^\s"'/]|/[^\s"'/])[^\s"']{2,}""",
+        r"""\b((?:curl|wget|https?)\b[^\r\n]*?\s(?:-[ua]|--(?:proxy-)?user)[ =]?["']?[^\s:/"']+:)"""
+        r"""(?:[^\s"'/]|/[^\s"'/])[^\s"']{2,}""",
     ),
     ("mention", rf"""(\s--?(?:user|u|auth)[\s=]["']?[\w.@\-]+:){_CHANCE}"""),
     (
@@ -206,15 +211,15 @@ NAMED: tuple[tuple[str, str], ...] = (
     ),
     ("mention", rf"(?i)\b([\w.]*(?:{_STRONG}|token)\n\s+input [^\n]*input_value=[\"']?){_CHANCE}"),
     # What looks like chance, where the words before it promise a secret.
-    ("mention", rf"(?i)\b([0-9a-z_.\-]*?(?:{_STRONG}|token|[_.\-](?:pass|pat)|\bpass|\bkey:){_SAYS}){_CHANCE}"),
-    ("mention", rf"(?i)\b([\w.\-]*?(?:{_WEAK}|[_.\-]key){_GLUE}[\"']?){_CHANCE}"),
+    ("mention", rf"(?i)\b([0-9a-z_.\-]*?(?:{_STRONG}|token|[_.\-](?:pass|pat)|\bpass){_SAYS}){_CHANCE}"),
+    ("key", rf"(?i)\b([\w.\-]*?(?:{_WEAK}|[_.\-]key|\bkey){_GLUE}[\"']?){_CHANCE}"),
     ("email", r"\b[0-9A-Za-z._%+\-]+@[0-9A-Za-z][0-9A-Za-z.\-]*\.[A-Za-z]{2,}\b"),
 )
 
 # Kinds whose value may be something else: a placeholder, a reference, prose.
 DOUBTFUL = frozenset({"assignment", "flag", "netrc"})
 # Kinds whose value has to look like chance.
-CHANCY = frozenset({"mention", "webhook", "url_user", "prefixed_token", "basic"})
+CHANCY = frozenset({"mention", "key", "webhook", "url_user", "prefixed_token", "basic"})
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 _ANY_OPTIONS = re2.Options()

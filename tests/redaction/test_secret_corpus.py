@@ -1,6 +1,7 @@
 """How much of a corpus of fake secrets is hidden, and how many lines of real training logs are touched. Fixed bars."""
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -80,6 +81,15 @@ def test_no_line_of_real_logs_is_touched() -> None:
     assert not touched, touched[:10]
 
 
+def test_what_looks_like_a_secret_and_is_none_is_not_touched_in_whatever_holds_it() -> None:
+    rng = random.Random(7)
+    lines = Path(__file__).with_name("harmless.txt").read_text("utf-8").splitlines()
+    for line in lines:
+        held = [json.dumps({"log": json.dumps({"message": line})}), repr(f"HTTP\n{line}\nx"), f"│ {line} │"]
+        for text in [*held, f"[rank3]: {line}\n[rank3]: {rng.choice(lines)}", f"{line}\n{rng.choice(lines)}"]:
+            assert redact(text)[1] == 0, redact(text)
+
+
 def test_the_corpus_notices_a_leak() -> None:
     """What is measured can fail: of texts that nobody redacted all leak."""
     assert all(
@@ -88,6 +98,6 @@ def test_the_corpus_notices_a_leak() -> None:
 
 
 def test_what_is_hidden_twice_stays_as_it_is() -> None:
-    for sample in mutated(5, 1):
+    for sample in [*mutated(5, 1), *outsiders(5, 1)]:
         clean, _ = redact(sample.text)
         assert redact(clean) == (clean, 0), sample
