@@ -109,7 +109,8 @@ class RuleBuilder:
                 hint = nearest(written.use, self._shared)
                 self._wrong((*trail, "use"), f"there is no shared signal '{written.use}'", hint)
             shared = self._shared.get(written.use)
-            return replace(shared, lasting=True) if shared and not self._file.stops else shared
+            own = f"{self._file.id}.{name}"
+            return replace(shared, id=own, lasting=True) if shared and not self._file.stops else shared
         for key in SHARED_KEYS:
             if key in written.model_fields_set:
                 self._wrong((*trail, key), f"'{key}' is for shared signals", "move the signal to rules/signals/")

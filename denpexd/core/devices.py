@@ -139,7 +139,17 @@ def place(job: "JobState", line: Noticed, of: str) -> tuple[int, ...]:
         return _of_node(job, near, certain=certain)
     if (index := _index(job, line, near, certain=certain)) is not None:
         return (index,)
+    if not _may_tell_of_itself(line):
+        return (UNKNOWN_RANK,)
     return _one_of(job, line, by_pci or near, named=bool(pid))
+
+
+def _may_tell_of_itself(line: Noticed) -> bool:
+    """Whether the rank in whose log it stands can have the GPU of that index, on nodes of any equal size."""
+    if not line.fields.get("gpu", "").isdigit() or line.first.teller == UNKNOWN_RANK:
+        return True
+    further = line.first.teller - int(line.fields["gpu"])  # whole nodes lie before it, each of more GPUs than the index
+    return further == 0 or further > int(line.fields["gpu"])
 
 
 def _whole(job: "JobState", line: Noticed) -> Noticed:

@@ -171,6 +171,7 @@ def ready(c: Candidate, job: JobState, limits: cadence.Limits, at: Moment) -> bo
         return False  # it stood there before we came; the job may well be past it
     first = c.cause_t if witness is None else min(witness, c.cause_t)
     settled = due(first, at.news_t, at.now) and _no_survival_expected(job, first, at.now)
+    settled = settled and (at.now >= first + AGAIN or not operations.left_on_purpose(job, limits))
     reported, ended = _reported(job), _ended_badly(job, c.initiating)
     if c.rule.correlation is None:
         if c.fatal and c.certainty == "confirmed" and (reported or ended):

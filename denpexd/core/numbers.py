@@ -21,6 +21,7 @@ _UNITS = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600
 _ASIDE = re.compile(r"\b(?:val|valid|validation|eval|evaluation|test|dev|best|lowest|min)\b")
 _SIDE = re.compile(r"resolution|image|img|crop")  # the side of a square
 _DIGITS = str.maketrans("", "", ",_")
+_COMMA = re.compile(r"(?<![\d.,(\[])0,\d+(?![\d,.])|\d,(?:\d{1,2}|\d{4,})$")  # what only a decimal comma makes
 
 Place = tuple[str | None, int | None]
 """Epoch and step of a line."""
@@ -166,6 +167,7 @@ class Layout:
 
     known: set[int] = field(default_factory=set)
     lines: int = 0
+    comma: bool = False  # decimals stand behind a comma
 
     def next(self, of: int) -> Iterable[int]:
         """The signals to try on the next line."""
@@ -188,11 +190,12 @@ class Reader:
         Only signals that matched lines of this rank lately are tried, and all of them now and then.
         """
         found: dict[tuple[str, str], float] = {}
+        layout.comma = layout.comma or ("0," in text and _COMMA.search(text) is not None)
         for number in layout.next(len(self._quantities)):
             quantity, signal = self._quantities[number]
             if (fields := _fields(signal, text)) is not None:
                 layout.known.add(number)
-                value, name = value_of(fields), normal(fields.get("metric") or quantity)
+                value, name = value_of(fields, comma=layout.comma), normal(fields.get("metric") or quantity)
                 if value is not None and not is_aside(name):
                     found.setdefault((quantity, name), value)
         return [(quantity, name, value) for (quantity, name), value in found.items()]
@@ -212,10 +215,13 @@ def _fields(signal: Signal, text: str) -> dict[str, str] | None:
     return found.groupdict()
 
 
-def value_of(fields: Mapping[str, str]) -> float | None:
-    """The number of a line, times in seconds."""
+def value_of(fields: Mapping[str, str], *, comma: bool = False) -> float | None:
+    """The number of a line, times in seconds. `comma`: its decimals stand behind a comma."""
     try:
-        value = float(fields["value"].translate(_DIGITS))
+        text = fields["value"]
+        if "," in text and "e" not in text and (comma or ("." not in text and _COMMA.search(text) is not None)):
+            text = text.replace(".", "").replace(",", ".")
+        value = float(text.translate(_DIGITS))
     except (KeyError, ValueError, AttributeError):
         return None
     value *= _UNITS.get(fields.get("unit") or "", 1.0)

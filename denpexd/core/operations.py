@@ -5,6 +5,7 @@ when it was told to stop was not stopped by that. A word that a failing job's ow
 other workers, a step that is cancelled) counts only where nothing else explains the end.
 """
 
+import re
 from collections.abc import Iterator
 
 from denpexd.core import cadence
@@ -15,6 +16,7 @@ from denpexd.core.records import Round, Told
 from denpexd.core.rule import Rule, Signal
 from denpexd.core.state import Answer, JobState
 
+_SAVES = re.compile(r"(?i)\bsav(?:e|ing)\b|\bcheckpoint")
 WEAK = ("cancelled", "signal", "probe")
 OF_A_NODE = ("spot", "eviction", "node_failure")
 PLACED = (*OF_A_NODE, "probe")  # said of a part of the job: the rest loses a peer
@@ -69,6 +71,12 @@ def _by_its_launcher(job: JobState, t: float) -> bool:
     told = any(one.evidence.t <= t for one in job.told.get("launcher", ()))
     planned = any(t - NOTICE <= one.evidence.t <= t for one in job.told.get("rescaled", ()))
     return planned or (not told and any(t - NOTICE <= s.killing_t <= t for s in job.ranks.values()))
+
+
+def left_on_purpose(job: JobState, limits: cadence.Limits) -> bool:
+    """Whether the program said that it saves and leaves, and nothing had failed: it may well be started again."""
+    left = [*job.told.get("program", ()), *(t for t in job.told.get("signal", ()) if _SAVES.search(t.evidence.text))]
+    return any(stands(job, told, limits) for told in left)
 
 
 def sure(job: JobState, rule: Rule, limits: cadence.Limits) -> bool:

@@ -87,9 +87,10 @@ class Tempo:
 
         Longer sequences or larger batches make longer steps: the same work must take longer too.
         """
-        if not self.recent:
+        if len(self.recent) <= REPORTS:
             return None
-        since = self.recent[-1].end - lasting
+        # Who reports seldom has few entries in that time: as many as prove something are always looked at.
+        since = min(self.recent[-1].end - lasting, self.recent[-1 - REPORTS].end)
         now = [s for s in self.recent if s.end > since]
         before = [*self.past, *(s for s in self.recent if s.end <= since)]
         if len(now) < REPORTS or len(before) < BEFORE or sum(s.seconds for s in now) < 0.5 * lasting:

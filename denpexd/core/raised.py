@@ -125,6 +125,8 @@ def of_exception(rank: int, known: RaisedBy, text: str, means: str) -> Evidence:
 def caught(state: RankState, said: Evidence) -> None:
     """What the rank raised and printed shortly before this line is weighed as something that was dealt with."""
     state.caught = said
+    if state.reported is not None and _before(said, state.reported.t, state.reported.source, state.reported.offset):
+        state.reported = None
     state.raised = [replace(known, event=weighed(state, known.event)) for known in state.raised]
     for seen in state.seen.values():
         seen.first, seen.last = (

@@ -47,6 +47,12 @@ _SURVIVED = re2.compile(
     r"^\s*(?:Exception ignored (?:in|on|while)|Exception in thread |Unhandled exception in|Task exception was never"
     r" retrieved|Error in atexit|Error in sys\.excepthook)"
 )
+# Said of one piece of the work, by who goes on with the next.
+_ANNOUNCED = re2.compile(
+    r"(?i)\b(?:samples?|programs?|solutions?|submissions?|tests?|trials?|requests?|episodes?|records?|files?|items?|prompts?"
+    r"|rewards?|tools?|callbacks?|uploads?|attempts?)\b.{0,60}\b(?:fail(?:ed|s|ure)?|errors?|raised|crashed|exception)\b"
+    r".{0,60}:\s*$"
+)
 _SPAWNED = re2.compile(r"-- Process (\d+) terminated with the following error")
 
 
@@ -114,6 +120,7 @@ class Traceback:
             or is_glog_warning(before)
             or is_logged(opening.before)
             or _SURVIVED.search(opening.before) is not None
+            or _ANNOUNCED.search(opening.before) is not None
         )
         self._chain: list[_Exception] = []
         self._now = self._filling = _Exception()

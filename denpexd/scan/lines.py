@@ -44,6 +44,8 @@ _GAVE_UP = re2.compile(
     r"(?i)giv(?:ing|en|e) up|gave up|exhausted|no more retr|exceeded|(?:retry|retries|retrying) failed|after \d+ retr"
     r"|(?:not|cannot|can't|without|never|no) (?:be )?(?:retry|retried|retrying|recovered|ignored|skipped|handled)"
 )
+# Somebody's words: "> " behind nothing but the tag of who quotes them, say a script that shows the log of a past run.
+_QUOTED = re2.compile(r"^(?:\[[\w .:/-]{1,40}\]:? |[\w.-]{1,40}: )?> ")
 HANDLED = (_DEALT_WITH.pattern, _LEVEL.pattern)  # what is_handled looks for
 _NEW_START = re2.compile(
     r"^\[?\d{4}-\d\d-\d\d[ T_]\d|^\[?\d\d/\d\d[ /]|^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b"
@@ -150,6 +152,11 @@ def is_handled(text: str, *, known: bool = False) -> bool:
 def is_logged(text: str) -> bool:
     """Whether a line is the header of a logged exception (so that the traceback below it ended nothing)."""
     return _LOGGED.search(text[:200]) is not None
+
+
+def is_quoted(text: str) -> bool:
+    """Whether the line is a quotation: what it tells of happened elsewhere, or in a past attempt."""
+    return _QUOTED.search(text[:60]) is not None
 
 
 def is_glog_warning(text: str) -> bool:

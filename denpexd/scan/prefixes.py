@@ -139,6 +139,7 @@ class PrefixReader:
             start = cut
             if not found.group(2):
                 start, rank = found.end(), int(found.group(1))
+                start += b"[prterun-" in found.group() and segment[start : start + 1] == b" "
         lines.append(self._piece(segment[start:], rank, head))
         return lines
 

@@ -11,7 +11,7 @@ from denpexd.core.rule import Signal
 from denpexd.scan.bare import bare_exception, under_task
 from denpexd.scan.blocks import Opening
 from denpexd.scan.launcher import PATTERNS, LauncherReader, is_launcher_line
-from denpexd.scan.lines import View, abridged, is_handled, segment_end, shorten, view
+from denpexd.scan.lines import View, abridged, is_handled, is_quoted, segment_end, shorten, view
 from denpexd.scan.prefixes import Line, PrefixReader
 from denpexd.scan.scanner import Named, Repeats, Scanner, present
 from denpexd.scan.writers import OpenBlocks, census, line_above, shares
@@ -20,6 +20,7 @@ _MOST_HITS = 2000
 _MOST_HITS_OF_ONE = 1000
 _BACK = 2 << 10
 _PARTIAL_IDLE = 1.0
+_ORDINARY = ("progress", "phase", "handled", "caught")
 _RAY_SYSTEM = ("raylet", "gcs_server", "autoscaler")
 
 
@@ -268,11 +269,13 @@ class Stream:
             return
         if partial:
             self._seen[signal.id] = captured
+        if signal.role not in _ORDINARY and is_quoted(line.text):
+            return
         remarks = self._scanner.remarks(line.text)
         system = line.fields.get("actor") in _RAY_SYSTEM or (remarks and is_launcher_line(line.text))
         rank = UNKNOWN_RANK if system and not latest else line.rank
         fields = {**line.fields, **captured}
-        tells = signal.role not in ("progress", "phase", "handled", "caught") and "value" not in captured
+        tells = signal.role not in _ORDINARY and "value" not in captured
         handled = remarks and tells and is_handled(line.text, known=self._scanner.handles(line.text))
         hit = Hit(self._t, rank, signal.id, self.source, self._at, line.text, fields, handled, self._history)
         told = self._counts.get(signal.id, 0)
@@ -285,7 +288,7 @@ class Stream:
     def _built_in(self, number: int, line: Line, kept: set[str], above: bytes) -> None:
         """A launcher's line, or the first line of a block unless an open block (`kept`) has taken it."""
         found = self._scanner.built_in(number, line.text)
-        if found is None:
+        if found is None or is_quoted(line.text):
             return
         name, groups = found
         if name in PATTERNS:

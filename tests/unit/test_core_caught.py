@@ -27,6 +27,15 @@ def test_a_word_speaks_of_what_came_shortly_before_it(word: Evidence, *, uncaugh
     assert state.seen["x.printed"].first.weight == ("fatal" if uncaught else "suspect")
 
 
+def test_who_lost_a_peer_and_builds_its_communicators_anew_reports_nothing() -> None:
+    state = RankState(0)
+    state.reported = Evidence(0, "log", "err", 50, 10.0, "Timed out waiting 60000ms for recv", "waited")
+    caught(state, said(9.0))
+    assert state.reported is not None
+    caught(state, said(13.0))
+    assert state.reported is None
+
+
 def test_a_traceback_that_is_complete_only_after_the_word_is_weighed_too() -> None:
     state = RankState(0)
     assert weighed(state, OOM).uncaught

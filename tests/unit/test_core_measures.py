@@ -337,6 +337,23 @@ def test_units_and_inverses_are_read() -> None:
     assert reader.step("step 12 of it") == 12
 
 
+def test_decimals_behind_a_comma_are_read_once_a_line_shows_that_they_are() -> None:
+    reader, layout = Reader(Log().intake.signals.values()), Layout()
+    assert ("own_time", "own time", 1001.0) in reader.numbers("step 3 computed 1,001s", Layout())
+    assert ("own_time", "own time", 0.62) in reader.numbers("step 3 computed 0,620s", layout)
+    assert ("own_time", "own time", 1.331) in reader.numbers("step 4 computed 1,331s", layout)
+
+
+def test_steps_that_are_told_seldom_show_a_slower_pace_too() -> None:
+    tempo = Tempo()
+    for n in range(8):
+        tempo.note(0, 10.0 * n, 10.0, 20)
+    assert tempo.slower(1.5, 15.0) is None
+    for n in range(3):
+        tempo.note(0, 90.0 + 20.0 * n, 20.0, 20)
+    assert tempo.slower(1.5, 15.0) == (0.5, 1.0)
+
+
 # --- numbers that were the same on all ranks ------------------------------------------------------------------------
 
 

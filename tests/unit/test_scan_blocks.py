@@ -444,3 +444,15 @@ def test_words_about_exceptions_are_none() -> None:
 
 def test_the_last_line_of_a_traceback_is_not_told_twice() -> None:
     assert len(raised(PLAIN)) == 1
+
+
+def test_a_traceback_announced_for_one_sample_was_caught_one_after_another_line_was_not() -> None:
+    (announced,) = raised("[sandbox] sample 812 failed, reward 0.0:\n" + textwrap.dedent(PLAIN))
+    (plain,) = raised("training starts now:\n" + textwrap.dedent(PLAIN))
+    assert not announced.uncaught
+    assert plain.uncaught
+
+
+def test_a_quoted_traceback_of_a_past_run_is_nobodys() -> None:
+    assert raised(tagged(PLAIN, "[launch.sh] > ")) == []
+    assert len(raised(tagged(PLAIN, "[launch.sh] "))) == 1

@@ -25,7 +25,7 @@ def read(line: bytes, rank: int = UNKNOWN_RANK, *before: bytes) -> Line:
         (b"[default1]:[rank5]: ValueError: x", 5, "ValueError: x"),
         (b"[1,3]<stderr>:node-a:2131:2290 [3] NCCL WARN x", 3, "node-a:2131:2290 [3] NCCL WARN x"),
         (b"[1,0]<stderr>:[rank0]:   File", 0, "  File"),
-        (b"[prterun-node-1-41211@1,2]<stderr>: NCCL WARN x", 2, " NCCL WARN x"),
+        (b"[prterun-node-1-41211@1,2]<stderr>: NCCL WARN x", 2, "NCCL WARN x"),
         (b" 12: [rank12]:[E709 x", 12, "[E709 x"),
         (b"3: iteration 100/ 500 |", 3, "iteration 100/ 500 |"),
         (b"[pod/train-worker-2/pytorch] step 9", UNKNOWN_RANK, "step 9"),
