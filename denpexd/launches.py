@@ -89,7 +89,8 @@ class Launches:
         root: int | None = None,
     ) -> None:
         self._shelf = Shelf(folder / FOLDER, _ROOM, _AGE)
-        self._clock, self._ranks, self._root, self._began = clock, ranks, root, clock.now()
+        self._clock, self._ranks, self._root = clock, ranks, root
+        self._began: float | None = None  # with looking for ranks: a daemon may take long to be up
         self._looker, self._thread = Fingerprints(), RemoteReader(clock)
         self._runs: dict[str, _Run] = {}
         self._work: asyncio.Task[list[Event]] | None = None
@@ -117,6 +118,7 @@ class Launches:
 
     def _processes(self) -> Mapping[int, _Process]:
         ranks = {rank: _Process(p.pid, p.start, p.node) for rank, p in self._ranks().items()}
+        self._began = self._clock.now() if self._began is None else self._began
         alone = not ranks and self._root is not None and self._clock.now() > self._began + LONELY
         return {0: _Process(self._root or 0, 0, os.uname().nodename)} if alone else ranks
 

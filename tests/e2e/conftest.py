@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import yaml
 
-from .waiting import until
+from .waiting import DENPEXD, until
 
 FOLDER = Path(__file__).parent
 JOBS = FOLDER / "jobs"
@@ -158,7 +158,7 @@ class Watcher:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(90)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -220,7 +220,7 @@ class Place:
     def watch(self, logs: Path, sink: Sink, name: str = "denpexd", **more: Any) -> Watcher:
         """The daemon on a folder of logs; `more` goes into its configuration."""
         config = self.config(name, [{"type": "webhook", "url": sink.url}], **more)
-        watcher = Watcher([str(BIN / "denpexd"), "run", str(logs), "-c", str(config)], self.folder / f"{name}.log")
+        watcher = Watcher([*DENPEXD, "run", str(logs), "-c", str(config)], self.folder / f"{name}.log")
         watcher.start()
         self._undo.append(watcher.stop)
         return watcher

@@ -18,7 +18,7 @@ AMTOOL = shutil.which("amtool")
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(ALERTMANAGER is None, reason="no Alertmanager here: apt-get install prometheus-alertmanager"),
 ]
 
@@ -44,7 +44,7 @@ def alertmanager(place: Any) -> str:
     with (place.folder / "alertmanager.log").open("wb") as log:
         place.start([ALERTMANAGER, *flags, "--cluster.listen-address="], stdout=log, stderr=log)
     url = f"http://{address}"
-    until(lambda: answer(f"{url}/-/ready") is not None, 60.0)
+    until(lambda: answer(f"{url}/-/ready") is not None, 150.0)
     return url
 
 
@@ -60,9 +60,14 @@ def test_an_incident_is_an_alert_until_training_goes_on(place: Any, alertmanager
     time.sleep(8.0)
     with (first / "1" / "stderr.log").open("a") as log:
         log.write(CRASH)
-    until(lambda: alerts(alertmanager) != [], 60.0)
+    found = list[dict[str, Any]]()
 
-    (alert,) = alerts(alertmanager)
+    def told() -> bool:
+        found[:] = alerts(alertmanager) or []
+        return found != []
+
+    until(told, 150.0)
+    (alert,) = found
     assert alert["status"]["state"] == "active"
     labels = {"alertname": "DenpexdIncident", "failure": "cuda-out-of-memory", "training_job": "e2e"}
     assert {**alert["labels"], **labels} == alert["labels"]
@@ -78,7 +83,7 @@ def test_an_incident_is_an_alert_until_training_goes_on(place: Any, alertmanager
     for step in range(60):
         train(second, step)
         time.sleep(0.2)
-    until(lambda: alerts(alertmanager) == [], 60.0)
+    until(lambda: alerts(alertmanager) == [], 150.0)
 
 
 def train(attempt: Path, step: int) -> None:
@@ -91,8 +96,7 @@ def train(attempt: Path, step: int) -> None:
             log.write(f"step {step} loss 2.31\n")
 
 
-def alerts(url: str) -> list[dict[str, Any]]:
-    """What Alertmanager holds as firing now."""
+def alerts(url: str) -> list[dict[str, Any]] | None:
+    """What Alertmanager holds as firing now; None where it does not say."""
     found = answer(f"{url}/api/v2/alerts")
-    assert found is not None
-    return list(json.loads(found))
+    return None if found is None else list(json.loads(found))

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed (group e2e)"),
 ]
 
-LIMIT = 60.0  # seconds from the killed rank's last line to the alert
+LIMIT = 100.0  # seconds from the killed rank's last line to the alert: a minute, and what a slow machine adds
 AFTERWARDS = 30.0  # seconds in which a second opinion could come
 
 
@@ -25,7 +25,7 @@ def killed(place: Any, launcher_log: str, **more: Any) -> tuple[float, list[Any]
     job.kill(1)
     job.launcher.wait(60)
     last_line = job.last_line_at(rank=1)
-    sink.wait(60.0)
+    sink.wait(150.0)
     time.sleep(AFTERWARDS)
     return last_line, sink.alerts
 
@@ -36,7 +36,8 @@ def ended(place: Any, number: int, launcher_log: str) -> list[Any]:
     job.wait_for_line("step 12 ")
     job.launcher.send_signal(number)
     job.launcher.wait(60)
-    time.sleep(AFTERWARDS + 15.0)
+    sink.wait(15.0)
+    time.sleep(AFTERWARDS)
     return sink.alerts
 
 

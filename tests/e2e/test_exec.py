@@ -74,16 +74,14 @@ def test_exec_hands_sigterm_on_and_waits_for_the_command_to_end_its_own_way(plac
     process.terminate()
 
     assert process.stdout.read() == b"bye\n"
-    assert process.wait(60) == 7
+    assert process.wait(200) == 7
 
 
 def test_exec_does_not_wait_for_a_process_that_outlives_the_command(place: Any) -> None:
-    began = time.monotonic()
-    process = place.start(execute(place, "sh", "-c", "sleep 50 & echo $!; exit 0"))
+    process = place.start(execute(place, "sh", "-c", "sleep 600 & echo $!; exit 0"))
     sleeper = int(process.stdout.readline())
 
-    assert process.wait(60) == 0
-    assert time.monotonic() - began < 30.0
+    assert process.wait(200) == 0
     os.kill(sleeper, signal.SIGKILL)
 
 
@@ -103,7 +101,7 @@ def test_the_daemon_beside_a_command_ends_with_it_also_when_exec_is_killed(place
     process.kill()
 
     assert process.stdout.read() == b"over\n", "the command and the relay go on"
-    wait_for_end(daemon, 60.0)
+    wait_for_end(daemon, 150.0)
 
 
 # --- real ranks ---------------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ def read_all(fd: int, into: bytearray) -> None:
 
 def daemon_below(pid: int) -> int:
     """The daemon that `exec` has started."""
-    for _ in range(300):
+    for _ in range(1500):
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if b"denpexd.execute" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)

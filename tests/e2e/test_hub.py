@@ -4,7 +4,6 @@ import asyncio
 import json
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,11 +19,11 @@ from denpexd.hub.broker import BOARD, LEASES, Nats
 from denpexd.hub.wire import partition, subject, word_of
 from denpexd.settings_hub import Hub
 
-from .waiting import free_port, until
+from .waiting import DENPEXD, free_port, until
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(
         shutil.which("nats-server") is None, reason="nats-server is not installed (Debian: nats-server)"
     ),
@@ -50,7 +49,7 @@ class Server:
 
     def stop(self) -> None:
         self._process.terminate()
-        self._process.wait(10)
+        self._process.wait(60)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,8 +93,8 @@ def alerts() -> Iterator[Alerts]:
 class Started:
     """A denpexd in a process of its own; `url`: its console."""
 
-    def __init__(self, folder: Path, name: str, verb: list[str], config: dict[str, Any]) -> None:
-        folder.mkdir(exist_ok=True)
+    def __init__(self, place: Any, name: str, verb: list[str], config: dict[str, Any]) -> None:
+        folder = place.folder
         (folder / f"{name}.state").mkdir()
         file = folder / f"{name}.yaml"
         port = free_port()
@@ -104,14 +103,14 @@ class Started:
         file.chmod(0o600)
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
-            command = [sys.executable, "-m", "denpexd", *verb, "-c", str(file)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            command = [*DENPEXD, *verb, "-c", str(file)]
+            self.process = place.start(command, stdout=log, stderr=log)
         self.url = f"http://127.0.0.1:{port}"
 
     def ready(self) -> bool:
         assert self.process.poll() is None, self.log
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+            return httpx.get(f"{self.url}/readyz", timeout=60).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -120,22 +119,24 @@ class Started:
         return self._log.read_text(errors="replace")
 
     def metric(self, name: str) -> float:
-        page = httpx.get(f"{self.url}/metrics", timeout=5).text
+        page = httpx.get(f"{self.url}/metrics", timeout=60).text
         return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(name))
 
     def end(self) -> None:
-        assert self.process.wait(20) == 0, self.log
+        assert self.process.wait(90) == 0, self.log
 
 
-def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, server: Server, alerts: Alerts) -> None:
+def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(
+    place: Any, tmp_path: Path, server: Server, alerts: Alerts
+) -> None:
     webhook = {"sinks": [{"type": "webhook", "url": alerts.url}]}
-    hub = Started(tmp_path, "hub", ["hub"], {"hub": {**server.options, "size": "32MiB"}, **webhook})
+    hub = Started(place, "hub", ["hub"], {"hub": {**server.options, "size": "32MiB"}, **webhook})
     nodes = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         config = {"job": "split", "paths": [str(tmp_path / name / "rank{rank}.log")], **webhook}
-        nodes.append(Started(tmp_path, f"node-{name}", ["run"], {**config, "hub": {**server.options, "node": name}}))
-    until(lambda: all(one.ready() for one in (hub, *nodes)), 60, "not ready in time")
+        nodes.append(Started(place, f"node-{name}", ["run"], {**config, "hub": {**server.options, "node": name}}))
+    until(lambda: all(one.ready() for one in (hub, *nodes)), 150, "not ready in time")
 
     began = time.monotonic()
     for line in map(json.loads, CASE.read_text().splitlines()):
@@ -143,9 +144,9 @@ def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, server
         if line["rank"] >= 0:
             with (tmp_path / ("a" if line["rank"] == 0 else "b") / f"rank{line['rank']}.log").open("a") as file:
                 file.write(line["line"] + "\n")
-    until(lambda: alerts, 30, f"no alert: {hub.log}")
+    until(lambda: alerts and alerts[-1]["collateral_ranks"] == [1, 2], 150, f"{alerts}: {hub.log}")
 
-    [alert] = alerts
+    alert = alerts[-1]
     assert (alert["failure"], alert["initiating_ranks"], alert["collateral_ranks"]) == (
         "single-rank-exception",
         [0],
@@ -153,19 +154,20 @@ def test_a_job_on_two_nodes_gets_one_verdict_from_the_hub(tmp_path: Path, server
     )
     assert alert["nodes"] == {"0": "a", "1": "b", "2": "b"}
     assert alert["evidence"][0]["source"] == f"a:{tmp_path / 'a' / 'rank0.log'}"
-    shown = httpx.get(f"{hub.url}/api/v1/incidents", timeout=5).json()
+    shown = httpx.get(f"{hub.url}/api/v1/incidents", timeout=60).json()
     assert [incident["key"] for incident in shown["incidents"]] == [alert["key"]]
     assert hub.metric("denpexd_hub_partitions") == 16
-    assert hub.metric('denpexd_hub_nodes{state="heard"}') == 2
-    assert all(node.metric("denpexd_hub_alone") == 0 for node in nodes)
+    until(lambda: hub.metric('denpexd_hub_nodes{state="heard"}') == 2, 60, "both nodes are heard")
+    until(lambda: all(node.metric("denpexd_hub_alone") == 0 for node in nodes), 60, "both nodes hear the hub")
     for one in (*nodes, hub):
         one.process.terminate()
     for one in (*nodes, hub):
         one.end()
-    assert len(alerts) == 1
+    assert [(one["event"], one["key"]) for one in alerts].count(("opened", alert["key"])) == 1
+    assert {one["key"] for one in alerts} == {alert["key"]}
 
 
-async def eventually(answer: Any, seconds: float = 20.0) -> Any:
+async def eventually(answer: Any, seconds: float = 60.0) -> Any:
     """The answer of the broker, which may be starting."""
     end = time.monotonic() + seconds
     while True:
@@ -177,7 +179,7 @@ async def eventually(answer: Any, seconds: float = 20.0) -> Any:
 
 
 async def hears(heard: list[bytes], number: int) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while len(heard) < number:
         assert time.monotonic() < end
         await asyncio.sleep(0.05)
@@ -193,20 +195,25 @@ async def test_the_broker_keeps_what_hubs_rely_on(server: Server) -> None:
         await broker.publish(subject(job), b"%d" % number, name)
     await broker.publish(subject("elsewhere"), b"x", "four")
     since = time.time() - 60
-    first = await broker.read(part, 0, since, 2.0)
+    first = await broker.read(part, 0, since, 30.0)
     assert [one.data for one in first] == [b"0", b"1", b"3"]
     assert all(abs(one.stamp - time.time()) < 60 for one in first)
     assert await broker.read(part, first[-1].number, since, 0.2) == []
-    assert [one.data for one in await broker.read(part, first[0].number, since, 2.0)] == [b"1", b"3"]
+    assert [one.data for one in await broker.read(part, first[0].number, since, 30.0)] == [b"1", b"3"]
 
-    mine = await broker.create(LEASES, "p3", b"me")
-    assert mine is not None
-    assert await broker.create(LEASES, "p3", b"you") is None
-    again = await broker.update(LEASES, "p3", b"me", mine)
+    for key in (f"p{number}" for number in range(20)):
+        began = time.monotonic()
+        mine = await broker.create(LEASES, key, b"me")
+        assert mine is not None
+        second = await broker.create(LEASES, key, b"you")
+        again = await broker.update(LEASES, key, b"me", mine)
+        late = await broker.update(LEASES, key, b"you", mine)
+        held, keys = await broker.get(LEASES, key), await broker.keys(LEASES)
+        if time.monotonic() - began < 1.5:  # else the lease may have ended meanwhile
+            break
     assert again is not None
-    assert await broker.update(LEASES, "p3", b"you", mine) is None
-    assert await broker.get(LEASES, "p3") == (b"me", again)
-    assert await broker.keys(LEASES) == ["p3"]
+    assert (second, late, held) == (None, None, (b"me", again))
+    assert key in keys
     await broker.put(BOARD, "p3.done", b"7")
     heard: list[bytes] = []
     await broker.listen(word_of(part), heard.append)
@@ -218,14 +225,16 @@ async def test_the_broker_keeps_what_hubs_rely_on(server: Server) -> None:
         await broker.publish(subject(job), b"4", "five")
     server.start()
     await eventually(lambda: broker.publish(subject(job), b"4", "five"))
-    found = await eventually(lambda: broker.read(part, first[-1].number, since, 2.0))
+    found = await eventually(lambda: broker.read(part, first[-1].number, since, 30.0))
     assert [one.data for one in found] == [b"4"]
     assert await broker.get(BOARD, "p3.done") == (b"7", 1)
-    until(lambda: time.time() > since + 62.5, 10, "the lease ends")
-    assert await broker.create(LEASES, "p3", b"you") is not None  # it was not renewed
-    await broker.delete(LEASES, "p3")
-    assert await broker.get(LEASES, "p3") is None
-    assert await broker.create(LEASES, "p3", b"me") is not None
+    end = time.monotonic() + 60
+    while await broker.create(LEASES, key, b"you") is None:  # it is not renewed
+        assert time.monotonic() < end, "the lease does not end"
+        await asyncio.sleep(0.1)
+    await broker.delete(LEASES, key)
+    assert await broker.get(LEASES, key) is None
+    assert await broker.create(LEASES, key, b"me") is not None
     await broker.say(word_of(part), b"word again")
     await hears(heard, 2)
     assert heard == [b"word", b"word again"]

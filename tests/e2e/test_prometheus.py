@@ -21,9 +21,12 @@ DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus here: apt-get install prometheus"),
 ]
+
+# What must not fire on a daemon that is well, and what always fires.
+WELL = {"DenpexdDown", "DenpexdAbsent", "DenpexdBlind", "DenpexdStateNotWritten", "DenpexdDeadMansSwitch"}
 
 CRASH = """\
 Traceback (most recent call last):
@@ -37,7 +40,7 @@ capacity of 79.10 GiB of which 1.06 GiB is free.
 def configuration(folder: Path, port: int) -> Path:
     """What is shipped, in a hurry: it looks every second, and alerts wait for a second instead of minutes."""
     config = yaml.safe_load((DEPLOY / "scrape.yml").read_text("utf-8"))
-    config["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
+    config["global"] = {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"}
     config["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
     del config["alerting"]
     for name in config["rule_files"]:
@@ -57,22 +60,29 @@ def test_the_shipped_rules_fire_on_a_real_daemon(place: Any) -> None:
     flags = [f"--{name}={value}" for name, value in options.items()]
     with (place.folder / "prometheus.log").open("wb") as log:
         place.start([PROMETHEUS, *flags, f"--web.listen-address={at}"], stdout=log, stderr=log)
-    until(lambda: query(at, f'up{{job="denpexd",instance="127.0.0.1:{port}"}}') == {"": 1.0}, 60.0)
-    until(lambda: "DenpexdDeadMansSwitch" in firing(at), 30.0)
+    until(lambda: query(at, f'up{{job="denpexd",instance="127.0.0.1:{port}"}}') == {"": 1.0}, 150.0)
+    until(lambda: "DenpexdDeadMansSwitch" in firing(at), 150.0)
 
     with (logs / "rank0.log").open("a") as log:
         log.write(CRASH)
-    until(lambda: "DenpexdIncidentOpen" in firing(at) or "DenpexdCriticalIncidentOpen" in firing(at), 60.0)
-    (name,) = {"DenpexdIncidentOpen", "DenpexdCriticalIncidentOpen"} & firing(at).keys()
-    labels = firing(at)[name]
+    found = list[dict[str, str]]()
+
+    def open_now() -> bool:
+        now = firing(at)
+        found[:] = [now[name] for name in ("DenpexdIncidentOpen", "DenpexdCriticalIncidentOpen") if name in now]
+        return found != []
+
+    until(open_now, 150.0)
+    (labels,) = found
     assert (labels["training_job"], labels["failure"]) == ("e2e", "cuda-out-of-memory")
-    assert query(at, "sum(denpexd_fingerprint_hits_total)")[""] > 0
-    assert query(at, "denpexd_detect_seconds_count") == {"memory": 1.0}
-    assert {"DenpexdDown", "DenpexdAbsent", "DenpexdBlind", "DenpexdStateNotWritten"}.isdisjoint(firing(at))
+    # On a slow machine a scrape may fail, which is told while it lasts.
+    until(lambda: query(at, "sum(denpexd_fingerprint_hits_total) > bool 0") == {"": 1.0}, 60.0)
+    until(lambda: query(at, "denpexd_detect_seconds_count") == {"memory": 1.0}, 60.0)
+    until(lambda: {"DenpexdDeadMansSwitch"} == firing(at).keys() & WELL, 60.0)
 
     daemon.send_signal(signal.SIGTERM)
-    daemon.wait(30)
-    until(lambda: "DenpexdDown" in firing(at), 30.0)
+    daemon.wait(90)
+    until(lambda: "DenpexdDown" in firing(at), 150.0)
 
 
 def firing(at: str) -> dict[str, dict[str, str]]:

@@ -14,10 +14,12 @@ import yaml
 
 import denpexd
 
+from .waiting import DENPEXD
+
 can_drop = subprocess.run(["sh", "-c", "setpriv --version && unshare -m true"], capture_output=True).returncode == 0
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
     pytest.mark.skipif(not can_drop, reason="setpriv is missing, or no mount namespace may be made"),
 ]
@@ -45,7 +47,8 @@ def test_it_explains_a_failure_as_nobody_and_leaves_nothing_readable(place: Any,
     home = Path("/tmp") / f"denpexd-nobody-{os.getpid()}"  # pytest's folders are root's alone
     logs, sink = home / "logs", place.sink()
     logs.mkdir(parents=True)
-    home.chmod(0o755)
+    for folder in (home, logs):
+        folder.chmod(0o755)  # whatever our own umask is
     (home / "var").mkdir()
     os.chown(home / "var", int(NOBODY), int(NOBODY))
     os.mkfifo(logs / "rank7.log")
@@ -54,7 +57,7 @@ def test_it_explains_a_failure_as_nobody_and_leaves_nothing_readable(place: Any,
         (home / "denpexd.yaml").write_text(
             yaml.safe_dump({**settings, "log_level": "debug", "sinks": [{"type": "webhook", "url": sink.url}]})
         )
-        command = [sys.executable, "-m", "denpexd", "run", "-c", str(home / "denpexd.yaml")]
+        command = [*DENPEXD, "run", "-c", str(home / "denpexd.yaml")]
         environ = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": str(Path(denpexd.__file__).parents[1])}
         with (tmp_path / "err").open("wb") as err:
             daemon = place.start(
@@ -70,12 +73,12 @@ def test_it_explains_a_failure_as_nobody_and_leaves_nothing_readable(place: Any,
                 '  File "train.py", line 3, in main\n    open("/data/shard-7.tar")\n'
                 "FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-7.tar'\n"
             )
-        assert sink.wait(90), (tmp_path / "err").read_text()
+        assert sink.wait(200), (tmp_path / "err").read_text()
         verdict = sink.alerts[-1].verdict
         assert verdict["initiating_ranks"] == [1], json.dumps(verdict)[:500]
         assert Path(f"/proc/{daemon.pid}").stat().st_uid == int(NOBODY)
         daemon.terminate()
-        assert daemon.wait(60) == 0
+        assert daemon.wait(90) == 0
         assert stat.S_IMODE((home / "var" / "state").stat().st_mode) == 0o700
         kept = list((home / "var" / "state").rglob("*"))
         assert kept

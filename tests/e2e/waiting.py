@@ -1,9 +1,15 @@
 """Waiting in real time for what no notification tells."""
 
+import random
 import socket
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
+
+# A daemon that may take a minute to end in order: `denpexd` gives up after 15 s, which a slow machine may need.
+PATIENT = "from denpexd import cli, supervise; supervise.DEADLINE = 60.0; cli.main()"
+DENPEXD = [sys.executable, "-c", PATIENT]
 
 
 def until(holds: Callable[[], object], seconds: float, what: str = "") -> None:
@@ -18,13 +24,19 @@ def until(holds: Callable[[], object], seconds: float, what: str = "") -> None:
 def answer(url: str) -> bytes | None:
     """The body, None if nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=30) as response:
             return bytes(response.read())
     except OSError:
         return None
 
 
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """Of those that Linux gives to nobody by itself: nobody can be given it before it is used."""
+    while True:
+        with socket.socket() as free:
+            port = random.SystemRandom().randrange(10_000, 32_000)
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

@@ -181,6 +181,7 @@ async def test_where_no_process_can_be_seen_the_log_is_what_is_kept(machine: Mac
 async def test_a_command_without_ranks_is_looked_at_itself(machine: Machine) -> None:
     machine.launches._root = 77
     machine.facts = {77: FACTS}
+    machine.clock._now += 60.0  # it takes long to be up
     assert await machine.see(job()) == []
     machine.clock._now += 6.0
     assert [(f.name, f.fields["ranks"]) for f in await machine.see(job())] == [("launch", "0")]
