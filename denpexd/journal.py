@@ -61,12 +61,19 @@ def unpacked(content: Any) -> Event:
 def decode(line: str) -> tuple[str, Event]:
     """(job, event); CaseError for a line that is none."""
     try:
-        content = from_json(line)
+        content = _read(line)
         kind, job = _KINDS[content.pop("event")], str(content.pop("job"))
         event: Event = _made(kind, content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         raise CaseError(f"not a journal line ({wrong!r}): {line[:80]}") from None
     return job, event
+
+
+def _read(line: str) -> Any:
+    try:
+        return from_json(line)
+    except (ValueError, TypeError):  # half a surrogate, of a file name that is no UTF-8: json takes it
+        return json.loads(line)
 
 
 def _plain(value: Any) -> Any:
