@@ -28,14 +28,14 @@ _STRONG = (
 )
 # These name one if what follows looks drawn by chance.
 _WEAK = (
-    r"(?:shared|routing|integration|service|account|subscription|storage|kaggle|master|user|app|auth|deploy|team|write)"
+    r"(?:shared|routing|integration|service|account|subscription|storage|kaggle|wandb|master|user|app|auth|deploy|team|write)"
     r"[_\-]?key|cookies?|signature|encrypt"
 )
 _NAMES = (
-    rf"(?:(?i:[0-9a-z_.\-]*?(?:{_STRONG})s?(?:_?(?:b64|base64|value|str|[0-9]))?)"
-    r"|(?:[0-9A-Za-z_.\-]*(?:[_.\-][Tt]oken|_TOKEN|Token)|[Tt]oken|TOKEN)"
+    rf"(?:(?i:[0-9a-z_.\-]*?(?:{_STRONG})s?(?:_?(?:b64|base64|value|str|string|[0-9]))?)"
+    r"|(?:[0-9A-Za-z_.\-]*(?:[_.\-][Tt]oken|_TOKEN|Token)|[Tt]oken|TOKEN)(?:__)?"
     r"|(?i:[0-9a-z_.\-]+[_.\-](?:pwd|passwd))|[0-9A-Z_]+_(?:PASS|PAT|JWT)"
-    r"|(?i:(?:db|user|smtp|mysql|redis|root|admin|login)_?pass))"
+    r"|(?i:[0-9a-z_.\-]*?(?:db|user|smtp|mysql|redis|root|admin|login|ssh|sudo|become|storage|proxy|http|ftp|sasl)_?pass))"
 )
 MARK = "\ue000"  # what was hidden before, in a text that is read again: a value, and no secret
 _VALUE = rf"""(?:{MARK}|[bru]?"[^"\r\n]{{3,}}"|[bru]?'[^'\r\n]{{3,}}'|["'][^"'\r\n]{{6,}}|[^\s"',;&)}}\]\[<>|]{{6,}})"""
@@ -49,7 +49,7 @@ _GLUE = (
 # Between a name and what it is, in prose, shells and tables.
 _SAYS = (
     rf"""(?:[^\w\n{MARK}]{{0,3}}[ \t](?-i:[a-z]{{2,8}})\b:?){{0,4}}"""
-    r"""['"`]?[ \t]{0,3}[:,|│(\-]?(?:->)?[ \t]{0,9}["'`]?"""
+    r"""['"`]?[ \t]{0,3}[:,|│┃(\-]?(?:->)?[ \t]{0,9}["'`]?"""
 )
 _CHANCE = rf"(?:{MARK}|[0-9A-Za-z+/_\-]{{10,}}={{0,2}})"
 # Fixed beginnings of tokens that a service chose so that they can be found.
@@ -139,7 +139,7 @@ FORMATS: tuple[tuple[str, str], ...] = (
     ("jwt", r"\beyJ[0-9A-Za-z_\-]{8,}(?:\.[0-9A-Za-z_\-]{8,}){1,4}"),
     ("age", r"\bAGE-SECRET-KEY-1[0-9A-Z]{58}\b"),
     # General shapes: what stands where a secret belongs.
-    ("url_password", r"""(?i)\b([a-z][a-z0-9+.\-]+://[^\s/?#@:"'<>\[\]]*:)[^\s"'<>]+@"""),
+    ("url_password", r"""(?i)\b([a-z][a-z0-9+.\-]+://[^\s/?#:"'<>\[\]]*:)[^\s"'<>]+@"""),
     ("url_password", r"""(?i)\b([a-z_][\w.\-]*:)[^\s:@/"'<>]{4,}@(?:tcp|unix)\("""),
     ("url_user", r"(?i)\b([a-z][a-z0-9+.\-]+://)[0-9A-Za-z_\-]{20,}@"),
     ("url_query", r"([?&]code=)[^&\s\"'<>#]{12,}"),
@@ -169,29 +169,31 @@ NAMED: tuple[tuple[str, str], ...] = (
         "mention",
         rf"""(?i)\b([\w.\-]*(?:{_STRONG}|token|cookie)s?{_GLUE}[\[({{]\s{{0,9}})[bru]?["'][^\])}}\r\n]{{8,}}""",
     ),
-    ("mention", rf"(?i)\b([\w.\-]*(?:{_STRONG}|token)s?:)(?:\s+- \S{{10,}})+"),
+    ("mention", rf"(?i)\b([\w.\-]*(?:{_STRONG}|token)s?:)(?:\r?\n[ \t]+(?:-|[\w.\-]+:) \S{{10,}})+"),
     ("assignment", r"""\b(pass=)(?:"[^"\r\n]{3,}"|'[^'\r\n]{3,}')"""),
     ("assignment", rf"""(?i)\b([0-9A-Za-z_.\-]*?(?:{_STRONG}|token)\s?[!=]=\s?["'])[^"'\r\n]{{3,}}"""),
     ("assignment", r"""(?i)\b([a-z0-9_.\-]*passw(?:or)?d=)[^\s"',;&)}\]\[<>|]{3,}"""),
-    ("assignment", r"""(?i)(["']pwd["']\s?:\s?["']|;\s?pwd=)[^"';\r\n]{3,}"""),
+    ("assignment", r"""(?i)(["']pwd["']\s?:\s?["']|[;,]\s?pwd=)[^"';\r\n]{3,}"""),
     ("assignment", rf"(?i)<([\w:.\-]*(?:{_STRONG})>)[^<\s]{{3,}}"),
-    ("assignment", r"""(?i)\b((?:auth=|BasicAuth|\.login)\(["'][^"'\r\n]+["'], ?)["'][^"'\r\n]{3,}["']"""),
+    ("assignment", r"""(?i)\b((?:auth=|\w*BasicAuth|\.login)\(["'][^"'\r\n]+["'], ?)["'][^"'\r\n]{3,}["']"""),
     ("assignment", r"""(?i)(["']auth["']\s?:\s?["'])[0-9A-Za-z+/=]{12,}"""),
+    ("mention", rf"""(?i)(\.(?:login|auth)\(["']){_CHANCE}"""),
+    ("key", rf"""(?i)((?:^|[\s"'=\[,(])--?[\w\-]*[_\-]key(?:\s{{1,2}}|["'], )["']?){_CHANCE}"""),
     # A file of logins; programs that take a password after a short flag.
     ("netrc", r"\b(login\s+\S+\s+password\s+)\S+"),
     (
         "flag",
-        r"""\b((?:curl|wget|https?)\b[^\r\n]*?\s(?:-[ua]|--(?:proxy-)?user)[ =]?["']?[^\s:/"']+:)"""
+        r"""\b((?:curl|wget|https?)\b[^\r\n]*?[\s"'](?:-[ua]|--(?:proxy-)?user)(?:[ =]|["'], )?["']?[^\s:/"']+:)"""
         r"""(?:[^\s"'/]|/[^\s"'/])[^\s"']{2,}""",
     ),
     ("mention", rf"""(\s--?(?:user|u|auth)[\s=]["']?[\w.@\-]+:){_CHANCE}"""),
     (
         "flag",
-        r"""\b((?:sshpass|mysql|mysqldump|redis-cli|mongosh|(?:docker|podman|registry|swanlab|az) login)\b"""
-        r"""[^\r\n]*?\s-[pak]\s?)[^\s"'\-][^\s"']{3,}""",
+        r"""\b((?:sshpass|mysql|mysqldump|redis-cli|mongosh|unzip|7z|(?:docker|podman|registry|swanlab|az) login)\b"""
+        r"""[^\r\n]*?\s-[paPk]\s?)[^\s"'\-][^\s"']{3,}""",
     ),
     ("flag", r"""(\bmc (?:alias set|config host add) \S+ \S+ \S+ )\S{8,}"""),
-    ("flag", r"""\b(echo ["']?)[^\s"'|]{8,}["']? \|[^\r\n|]*--password-stdin"""),
+    ("flag", r"""\b(echo ["']?)[^\s"'|]{8,}["']? \|[^\r\n|]*(?:--password-stdin|sudo -S)"""),
     (
         "flag",
         r"""(?i)((?:^|[\s"'=\[,(])--?(?:[a-z0-9_\-]*[_\-])?(?:password|passwd|token|secret|(?:api|access)[_\-]?key)"""
@@ -207,12 +209,12 @@ NAMED: tuple[tuple[str, str], ...] = (
     # Where name and value are two things of the same record.
     (
         "mention",
-        rf"(?i)\b((?:name|key)[\"']?\s?[:=]\s?[\"']?[\w.\-]*(?:{_STRONG}|token|_pass)[\"']?,?\s{{0,20}}[\"']?value[\"']?\s?[:=]\s?[\"']?){_CHANCE}",
+        rf"(?i)\b((?:name|key|k)[\"']?\s?[:=]\s?[\"']?[\w.\-]*(?:{_STRONG}|token|_pass)[\"']?,?\s{{0,20}}[\"']?v(?:alue)?[\"']?\s?[:=]\s?[\"']?){_CHANCE}",
     ),
     ("mention", rf"(?i)\b([\w.]*(?:{_STRONG}|token)\n\s+input [^\n]*input_value=[\"']?){_CHANCE}"),
     # What looks like chance, where the words before it promise a secret.
     ("mention", rf"(?i)\b([0-9a-z_.\-]*?(?:{_STRONG}|token|[_.\-](?:pass|pat)|\bpass){_SAYS}){_CHANCE}"),
-    ("key", rf"(?i)\b([\w.\-]*?(?:{_WEAK}|[_.\-]key|\bkey){_GLUE}[\"']?){_CHANCE}"),
+    ("key", rf"(?i)\b([\w.\-]*?(?:{_WEAK}|[_.\-]key|\bkey|tokens){_GLUE}[\"']?){_CHANCE}"),
     ("email", r"\b[0-9A-Za-z._%+\-]+@[0-9A-Za-z][0-9A-Za-z.\-]*\.[A-Za-z]{2,}\b"),
 )
 
@@ -226,7 +228,7 @@ _ANY_OPTIONS = re2.Options()
 _ANY_OPTIONS.log_errors = False
 _ANY_OPTIONS.never_capture = True
 _ANY_OPTIONS.max_mem = 20 * 1024 * 1024
-# Long repeats count only to 6 where one looks for all patterns at once, for counting takes more states than an
+# Long repeats count only to 12 where one looks for all patterns at once, for counting takes more states than an
 # automaton may keep, and then a look takes milliseconds instead of 1 us; the patterns themselves count anew.
 _REPEAT = re.compile(r"(?<!\\)\{(\d+)(?:,\d*)?\}")
 
@@ -235,7 +237,7 @@ def _at_once(shapes: Sequence[tuple[str, str]]) -> Any:
     """One automaton for all patterns of a table. It finds what they find, and more."""
     every = re2.Set.SearchSet(_ANY_OPTIONS)
     for _, pattern in shapes:
-        every.Add(_REPEAT.sub(lambda repeat: f"{{{min(6, int(repeat[1]))},}}", pattern))
+        every.Add(_REPEAT.sub(lambda repeat: f"{{{min(12, int(repeat[1]))},}}", pattern))
     every.Compile()
     return every
 
