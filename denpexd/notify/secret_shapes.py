@@ -228,7 +228,7 @@ _ANY_OPTIONS = re2.Options()
 _ANY_OPTIONS.log_errors = False
 _ANY_OPTIONS.never_capture = True
 _ANY_OPTIONS.max_mem = 20 * 1024 * 1024
-# Long repeats count only to 12 where one looks for all patterns at once, for counting takes more states than an
+# Long repeats count only to 6 where one looks for all patterns at once, for counting takes more states than an
 # automaton may keep, and then a look takes milliseconds instead of 1 us; the patterns themselves count anew.
 _REPEAT = re.compile(r"(?<!\\)\{(\d+)(?:,\d*)?\}")
 
@@ -237,7 +237,7 @@ def _at_once(shapes: Sequence[tuple[str, str]]) -> Any:
     """One automaton for all patterns of a table. It finds what they find, and more."""
     every = re2.Set.SearchSet(_ANY_OPTIONS)
     for _, pattern in shapes:
-        every.Add(_REPEAT.sub(lambda repeat: f"{{{min(12, int(repeat[1]))},}}", pattern))
+        every.Add(_REPEAT.sub(lambda repeat: f"{{{min(6, int(repeat[1]))},}}", pattern))
     every.Compile()
     return every
 
