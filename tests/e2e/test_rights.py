@@ -46,9 +46,8 @@ def as_nobody(*command: str) -> list[str]:
 def test_it_explains_a_failure_as_nobody_and_leaves_nothing_readable(place: Any, tmp_path: Path) -> None:
     home = Path("/tmp") / f"denpexd-nobody-{os.getpid()}"  # pytest's folders are root's alone
     logs, sink = home / "logs", place.sink()
+    umask = os.umask(0o022)  # ours may be another one
     logs.mkdir(parents=True)
-    for folder in (home, logs):
-        folder.chmod(0o755)  # whatever our own umask is
     (home / "var").mkdir()
     os.chown(home / "var", int(NOBODY), int(NOBODY))
     os.mkfifo(logs / "rank7.log")
@@ -85,4 +84,5 @@ def test_it_explains_a_failure_as_nobody_and_leaves_nothing_readable(place: Any,
         for path in kept:
             assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     finally:
+        os.umask(umask)
         shutil.rmtree(home)

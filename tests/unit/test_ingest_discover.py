@@ -400,7 +400,8 @@ def test_a_folder_that_cannot_be_read_does_not_hide_its_siblings() -> None:
         root = Path(folder)
         make(root, "closed/rank0.log", "open/rank1.log")
         (root / "closed").chmod(0)
-        root.chmod(0o755)
+        for path, mode in ((root, 0o755), (root / "open", 0o755), (root / "open" / "rank1.log", 0o644)):
+            path.chmod(mode)  # whatever our own umask is
         done = subprocess.run([sys.executable, "-c", UNREADABLE, folder], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[1] [")
     assert "closed: cannot be listed by uid 65534" in done.stdout
