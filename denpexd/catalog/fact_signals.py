@@ -8,7 +8,7 @@ from denpexd.catalog.fields import AnySignal, Blame, Codes, LocalName, Numel, Ph
 
 StoppedBy = Literal[
     "time_limit", "preemption", "spot", "eviction", "probe", "node_failure", "launcher", "cancelled", "signal",
-    "person", "program", "rescaled",
+    "memory_limit", "person", "program", "rescaled",
 ]  # fmt: skip
 
 

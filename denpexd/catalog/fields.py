@@ -43,7 +43,7 @@ Quantity = Literal[
 ]
 EventName = Literal[
     "time_limit", "preemption", "spot", "eviction", "probe", "node_failure", "launcher", "cancelled", "signal",
-    "person", "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
+    "memory_limit", "person", "program", "rescaled", "oom_kernel", "oom_cgroup", "oom_slurm", "oom_kubernetes",
 ]  # fmt: skip
 
 

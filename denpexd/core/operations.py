@@ -8,7 +8,7 @@ other workers, a step that is cancelled) counts only where nothing else explains
 import re
 from collections.abc import Iterator
 
-from denpexd.core import cadence
+from denpexd.core import cadence, places
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
 from denpexd.core.rank import RankState
@@ -21,7 +21,8 @@ WEAK = ("cancelled", "signal", "probe")
 OF_A_NODE = ("spot", "eviction", "node_failure")
 PLACED = (*OF_A_NODE, "probe")  # said of a part of the job: the rest loses a peer
 NOTICES = ("spot", "probe")  # said in advance: training goes on for a while
-SURE = ("time_limit", "preemption", "spot", "eviction", "node_failure")  # a scheduler gives the reason
+SURE = ("time_limit", "memory_limit", "preemption", "spot", "eviction", "node_failure")  # a scheduler gives the reason
+LIMITS = ("time_limit", "memory_limit")  # of the job as a whole; some schedulers say so when all are killed
 SILENT = ("person", "program")  # nothing is wrong, nobody is told
 NOTICE = 600.0  # seconds that a notice is given in advance, at most
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL, at least
@@ -29,6 +30,7 @@ KILLED_WITHIN = 60.0  # a kernel or scheduler line and the end of the process it
 ASKED = frozenset({-15, 143, -2, 130, -1, 129})
 KILLED = frozenset({-9, 137})
 LATE = 3600.0  # seconds after which a lost node is declared, at most
+SAME_REPORT = 2.0  # seconds between the lines of one report
 ROUND = 1800.0  # attempts that end within this time of each other are a loop
 
 
@@ -38,7 +40,7 @@ def told_to_stop(job: JobState, rank: RankState, signal: Signal, now: float, lim
     found = []
     for told in [each for event, every in job.told.items() if by in (event, None) for each in every]:
         since = max(told.evidence.t, job.moved_t or told.evidence.t)
-        if now - since >= wait and stands(job, told, limits) and _concerns(job, rank, told):
+        if now - since >= wait and stands(job, told, limits) and not _vague(job, told) and _concerns(job, rank, told):
             said = told.evidence.saying(signal.means)
             found.append(said if rank.rank == said.rank else _about(said, rank.rank))
     return found[:1]
@@ -62,6 +64,8 @@ def _stands(job: JobState, told: Told, limits: cadence.Limits) -> bool:
         return False
     if told.phase == "end" or (told.event in WEAK and _by_its_launcher(job, t)):
         return False
+    if told.event == "signal" and any(t <= one.evidence.t <= t + NOTICE for one in job.told.get("program", ())):
+        return False  # the program was prepared, saved and left: that is news only if it does not come back
     until = float("inf") if told.event in WEAK else t
     return not any(e.t <= until and _counts(told, e) for e in _failures(job))
 
@@ -104,7 +108,10 @@ def _counts(told: Told, failed: Evidence) -> bool:
 
     Who lost a node says so, and may end, before anybody declares the node lost.
     """
-    if told.event in PLACED and failed.kind in ("report", "victim"):
+    lost = told.event in PLACED or (told.node and failed.t > told.evidence.t)
+    if lost and failed.kind in ("report", "victim"):
+        return False
+    if told.event in LIMITS and failed.text in ("-9", "137") and told.evidence.t - failed.t <= KILLED_WITHIN:
         return False
     forced = (
         failed.kind in ("process", "victim") and failed.text in ("-9", "137") and failed.t >= told.evidence.t + GRACE
@@ -140,21 +147,35 @@ def _ends(job: JobState) -> Iterator[Evidence]:
 
 
 def _concerns(job: JobState, rank: RankState, told: Told) -> bool:
-    if told.event not in PLACED:
-        return rank.rank == UNKNOWN_RANK
-    lost = job.once(("node", id(told)), lambda: _ranks_of_node(job, told))
+    if told.event in PLACED:
+        lost = job.once(("node", id(told)), lambda: _ranks_of_node(job, told))
+    else:
+        lost = job.once(("part", told.event), lambda: _part(job, told.event)) if told.node else set()
     return rank.rank in lost if lost else rank.rank == UNKNOWN_RANK
+
+
+def _vague(job: JobState, told: Told) -> bool:
+    """Another line of the same report names the machine."""
+    if told.node or told.event not in PLACED:
+        return False
+    near = [one for one in job.told[told.event] if abs(one.evidence.t - told.evidence.t) <= SAME_REPORT]
+    return job.once(("vague", id(told)), lambda: any(one.node and places.on(job, one.node) for one in near))
+
+
+def _part(job: JobState, event: str) -> set[int]:
+    """The ranks of all machines to which it was said; nobody's where they are the whole job, or not known."""
+    named = {r for told in job.told[event] for r in places.on(job, told.node)}
+    return named if len(named) < len(job.universe) else set()
 
 
 def _ranks_of_node(job: JobState, told: Told) -> set[int]:
     """The ranks of the node that is named or on which it was said; where nodes are not known, who did not report."""
     ranks = {r: s for r, s in job.ranks.items() if r >= 0}
-    named = {r for r, s in ranks.items() if _is_on(s, told.node)}
-    if named:
+    if named := places.on(job, told.node):
         return named
     teller = told.evidence.rank
     mine = ranks[teller].node if teller in ranks and not told.node else None
-    there = {r for r, s in ranks.items() if mine and _same_host(s.node, mine)}
+    there = {r for r, s in ranks.items() if mine and places.same_host(s.node, mine)}
     living = {r for r, s in ranks.items() if s.reported is not None and r != teller}
     if told.event == "node_failure":  # who tells of it is elsewhere, as is who was seen to end
         living |= {teller, *there, *(r for r, s in ranks.items() if _seen_to_end(s))} - {UNKNOWN_RANK}
@@ -164,24 +185,16 @@ def _ranks_of_node(job: JobState, told: Told) -> set[int]:
     return set(job.universe) - living if living else {teller} - {UNKNOWN_RANK}
 
 
-def _is_on(state: RankState, node: str) -> bool:
-    return bool(node) and (_same_host(state.node, node) or node in state.known_as)
-
-
 def _seen_to_end(state: RankState) -> bool:
     """Its launcher told its exit code, as none can of a node that is gone."""
     return any(e.event.source == "launcher" and e.event.code is not None for e in state.exits)
-
-
-def _same_host(one: str | None, other: str) -> bool:
-    return one is not None and (one == other or (not one[:1].isdigit() and one.split(".")[0] == other.split(".")[0]))
 
 
 def asked_before(job: JobState, t: float) -> bool:
     """Whether somebody had told the job to stop before: how its processes then ended is no failure."""
     return any(
         told.evidence.t <= t and not job.moved_on(job.rank(UNKNOWN_RANK), told.evidence.t)
-        for event in (*SILENT, "launcher", "time_limit", "preemption", "eviction", "spot")
+        for event in (*SILENT, "launcher", *LIMITS, "preemption", "eviction", "spot")
         for told in job.told.get(event, ())
     )
 
@@ -232,7 +245,7 @@ def _killed_then(job: JobState, rank: RankState, told: Told) -> bool:
     t = told.evidence.t
     if rank.rank == UNKNOWN_RANK or rank.reported is not None:
         return False
-    named = _is_on(rank, told.node)
+    named = places.is_on(rank, told.node)
     if told.node and rank.node and not named:
         return False
     near = [e for e in rank.exits if abs(e.event.t - t) <= KILLED_WITHIN and not e.forced]

@@ -3,7 +3,7 @@
 Same shape as those of facts.py. The facts in ABSENT also hold for ranks that were never heard from.
 """
 
-from denpexd.core import cadence, stands
+from denpexd.core import cadence, places, stands
 from denpexd.core.events import UNKNOWN_RANK
 from denpexd.core.evidence import Evidence
 from denpexd.core.rank import RankState
@@ -125,6 +125,7 @@ def _missing(job: JobState, now: float, limits: cadence.Limits) -> frozenset[int
     overdue = not job.over and job.silence(now) >= limits.budgets["start"]
     if job.trained_t > float("-inf") or not (said or (waiting and overdue)):
         return frozenset()
+    waiting |= {r for one in waiting for r in places.of_block(job, {one}) if r not in states}  # one speaks for its pod
     rest = frozenset(ranks) - waiting
     unheard = frozenset(r for r in ranks if r not in states)
     need = _shortfall(job, len(ranks))

@@ -16,7 +16,7 @@ from denpexd.scan.prefixes import Line
 PATTERNS = {
     "torchrun_exit": r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of ",
     "srun_exit": r"srun: error: [\w.-]+: tasks? (?P<tasks>[\d,-]+): (?P<why>Killed|Aborted|Segmentation fault|Bus error"
-    r"|Terminated|Out Of Memory|Exited with exit code (?P<code>\d+))",
+    r"|Illegal instruction|Floating point exception|Terminated|Out Of Memory|Exited with exit code (?P<code>\d+))",
     "lightning_exit": r"(?:\[rank: (?P<rank>\d+)\] )?Child process with PID (?P<pid>\d+) terminated with code"
     r" (?P<code>-?\d+)",
     "killing": r"(?:Sending process|Closing process|Killing subprocess) (?P<pid>\d+)(?: (?:closing signal|via signal)"
@@ -24,6 +24,7 @@ PATTERNS = {
     "forcing": r"Unable to shutdown process (?P<pid>\d+) via \S+ forcefully exiting via (?:Signals\.)?(?P<signal>\w+)",
     "oom_kill": r"[Oo]ut of memory: Killed process (?P<pid>\d+)"
     r"|oom-kill:(?:.*\btask_memcg=(?P<cgroup>[^,\s]+))?.*\bpid=(?P<pid_kernel>\d+)"
+    r"|earlyoom(?:\[\d+\])?: sending SIG(?:TERM|KILL) to process (?P<pid_early>\d+)"
     r"|pid=(?P<pid_ray>\d+), memory used=[\d.]+[KMGT]i?B\) was running",
     "spawn_exit": r"\bprocess (?P<rank>\d+) terminated with (?:signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
     "composer_exit": r"Global rank (?P<rank>\d+) \(PID (?P<pid>\d+)\) exited with code (?P<code>-?\d+)",
@@ -60,6 +61,8 @@ _SIGNALS = {
     "Aborted": -6,
     "Segmentation fault": -11,
     "Bus error": -7,
+    "Illegal instruction": -4,
+    "Floating point exception": -8,
 }
 _SIGNAL_NAMES = {"9": "SIGKILL", "15": "SIGTERM", "2": "SIGINT", "1": "SIGHUP"}
 _NUMBERS = {"KILL": 9, "TERM": 15, "ABRT": 6, "SEGV": 11, "BUS": 7, "INT": 2, "FPE": 8, "ILL": 4}
@@ -120,7 +123,7 @@ class LauncherReader:
             case "ray_rank":
                 return [Joined(t, int(groups["rank"]), groups["ip"], int(groups["pid"]))]
             case "oom_kill":
-                pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_ray") if groups.get(g))
+                pid = next(groups[g] for g in ("pid", "pid_kernel", "pid_early", "pid_ray") if groups.get(g))
                 rank = self.ranks.get(int(pid), UNKNOWN_RANK)
                 fields = {"pid": pid} | ({"cgroup": groups["cgroup"]} if groups.get("cgroup") else {})
                 return [Fact(t, rank, "oom_killed", fields, self.source, offset, line.text, history)]

@@ -1,4 +1,4 @@
-"""What mpirun (Open MPI), mpiexec (Hydra of MPICH and Intel MPI; PALS of Cray) and horovodrun say of exits.
+"""What mpirun (Open MPI), mpiexec (Hydra of MPICH and Intel MPI; PALS of Cray), jsrun and horovodrun say of exits.
 
 All of them end the other ranks once one has failed, and then report those too.
 """
@@ -15,6 +15,7 @@ PATTERNS = {
     "mpi_code": r"^\s*Exit code:\s+(?P<code>\d+)",
     "hydra_process": r"^=\s+(?:RANK (?P<rank>\d+) )?PID (?P<pid>\d+) RUNNING AT ",
     "hydra_exit": r"^=\s+(?:KILLED BY SIGNAL: (?P<signal>\d+)|EXIT (?:CODE|STATUS): (?P<code>\d+))",
+    "jsrun_exit": r"first noticed rank (?P<rank>\d+)\) terminated with signal (?P<signal>\d+)",
     "pals_exit": r"^(?:[\w.-]+: )?rank (?P<rank>\d+)"
     r" (?:died from signal (?P<signal>\d+)|exited with code (?P<code>\d+))",
     "horovod_exit": r"^Process (?P<rank>\d+) exit with status code (?P<code>\d+)\.",

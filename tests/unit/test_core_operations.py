@@ -108,12 +108,41 @@ def test_a_node_that_is_reclaimed_is_known_by_its_name_or_by_those_who_miss_it()
 
 def test_a_node_may_be_named_by_its_pod_or_its_address() -> None:
     world = running()
-    for rank, (pod, ip) in enumerate([("w-0", "10.4.0.17"), ("w-0", "10.4.0.17"), ("w-1", "10.4.1.17")]):
+    for rank, (pod, ip) in enumerate([("w-0", "10.4.0.17"), ("w-0", "10.4.0.17"), ("w-1", "10.4.1.17"), ("w-2", "")]):
         world.at(10.0, line(rank, "step", {"step": "10", "pod": pod, "ip": ip}))
     assert world.at(11.0, line(UNKNOWN_RANK, "node_lost", {"node": "10.4.1.17"})).who(told("node_failure")) == [2]
     world.job.told.clear()
     world.job.seq += 1
     assert world.at(12.0, line(UNKNOWN_RANK, "node_lost", {"node": "w-0"})).who(told("node_failure")) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lost"),
+    [
+        ({0: "a", 2: "b"}, [2, 3]),  # rank 3 has not told where it is: launchers number the ranks of a node in a row
+        ({0: "a", 2: "b", 3: "a"}, [2]),
+        ({1: "a", 2: "b"}, [2]),  # no blocks of one size
+        ({2: "b"}, [2]),
+    ],
+)
+def test_a_rank_of_unknown_place_is_where_its_block_is(hosts: dict[int, str], lost: list[int]) -> None:
+    world = running()
+    for rank, host in hosts.items():
+        world.job.rank(rank).node = host
+    assert world.at(11.0, line(UNKNOWN_RANK, "node_lost", {"node": "b"})).who(told("node_failure")) == lost
+
+
+def test_a_report_of_two_lines_is_about_the_node_that_one_of_them_names() -> None:
+    world = running().at(40.0, line(0, "lost"))
+    world.job.rank(0).node, world.job.rank(2).node = "a", "b"
+    world.at(50.0, line(UNKNOWN_RANK, "node_lost")).at(50.1, line(UNKNOWN_RANK, "node_lost", {"node": "b"}))
+    assert world.who(told("node_failure")) == [2, 3]
+
+
+def test_a_program_that_leaves_when_it_is_told_is_no_news_at_once() -> None:
+    world = running().at(11.0, line(0, "worker_told"))
+    assert world.who(told("signal")) == [UNKNOWN_RANK]
+    assert world.at(20.0, line(0, "left")).who(told("signal")) == []
 
 
 def test_addresses_that_begin_alike_are_different_nodes() -> None:

@@ -86,6 +86,8 @@ def test_a_recorded_traceback_in_the_summary_belongs_to_the_rank_of_its_entry() 
         ("srun: error: node-0: task 0: Exited with exit code 3\n", {0: 3}),
         ("srun: error: node-b: tasks 8-9: Aborted (core dumped)\n", {8: -6, 9: -6}),
         ("srun: error: node-b: task 2: Segmentation fault (core dumped)\n", {2: -11}),
+        ("srun: error: cn31: tasks 4-5: Illegal instruction (core dumped)\n", {4: -4, 5: -4}),
+        ("ERROR:  One or more process (first noticed rank 3) terminated with signal 9\n", {3: -9}),
         ("  Process name: [[4425,1],1]\n  Exit code:    3\n", {1: 3}),
         ("  Exit code:    3\n", {}),
         ("  Process name: [prterun-node-1-41211@1,2]\n  Exit code:    1\n", {2: 1}),
