@@ -149,7 +149,7 @@ class Speaker:
         if winner is None:
             return
         if incident is not None and incident.attempt != self._job.attempt:
-            if not self._ready(winner):
+            if not self._ready(winner) or _only_cannot_meet(winner, self._job):
                 return
             self._shut(out, "stop", incident)  # the job was started again, and this failure is of the new attempt
             incident = None
@@ -280,6 +280,11 @@ class Speaker:
     def verdicts(self, now: float) -> list[Mapping[str, object]]:
         """The present state of every open incident."""
         return [verdict(i, self._job, now, event="updated", state="open") for i in self._incidents.values()]
+
+
+def _only_cannot_meet(c: Candidate, job: JobState) -> bool:
+    """After a failure the launchers start the others again, who cannot meet: that failure is still what is wrong."""
+    return c.rule.entry.category == "startup" and not c.initiating and job.moved_t is None
 
 
 def _quotes(c: Candidate, said: set[tuple[str, int]]) -> bool:
