@@ -21,16 +21,35 @@ jobs on the hardware they speak of.
 
 *Strict*: the exact failure. *Fair*: that, or a true but less exact answer (which the case lists). *Ranks*: the ranks
 that began it, all of them and no other. The rules were written by people who had seen these cases, so read the figures
-as what must not get worse, not as what to expect of a job nobody has seen: on two sets of jobs written by somebody who
-had not seen the rules, the first contact gave 0.75 and 0.69 strict (0.85 and 0.78 fair) with the first 18 rules. With
-174 rules, somebody who knew only their titles wrote 48 jobs (40 fail, 8 are healthy) from what programs print, with
-failures, versions and layouts that the other sets lack: the first contact gave 0.63 strict, 0.80 fair, 0.75 ranks, one
-victim blamed, and 2 of the 8 healthy jobs were reported. Then what was missing was added. Of 22 further jobs (16 fail),
-written after that and so with some knowledge of the rules, 0.94 strict, 1.00 fair, 0.88 ranks, no false alarm.
-Later somebody who knew only the titles wrote 36 jobs more (26 fail, 10 are healthy): 0.81 strict, 0.88 fair, 0.85 ranks
-at first contact, two victims blamed, one healthy job reported. After mending, 32 others (21 fail, 11 are healthy, among
-them the mended kinds in other clothes) gave 0.95 strict, fair and ranks, one victim blamed, no false alarm.
+as what must not get worse; what to expect of a job nobody has seen stands below.
 """
+
+UNSEEN = """\
+## Jobs that nobody had seen
+
+Again and again somebody who knew only the titles of the rules wrote jobs from what programs print, with failures,
+versions, frameworks and layouts that the other sets lack, and healthy jobs meant to mislead. These are the figures of
+the first contact, before anything was mended; then the missing kinds were added, and the set measures no more.
+
+| failed / healthy | strict | fair | ranks | healthy jobs reported | victims blamed | about |
+|---|---|---|---|---|---|---|
+| 91 / 21 | 0.846 | 0.923 | 0.901 | 1 | 2 | everything |
+| 38 / 10 | 0.895 | 0.974 | 0.842 | 0 | 1 | everything |
+| 40 / 8 | 0.625 | 0.800 | 0.750 | 2 | 1 | JSON, Ray, pods, XPU, Horovod |
+| 26 / 10 | 0.808 | 0.885 | 0.846 | 1 | 2 | everything |
+| 19 / 7 | 0.684 | 0.789 | 0.789 | 0 | 0 | JAX, Ray, Kubernetes, storage |
+| 19 / 7 | 0.737 | 0.947 | 0.789 | 1 | 1 | hangs across ranks |
+| 14 / 16 | 0.429 | 0.714 | 0.643 | 1 | 1 | hangs, and healthy jobs |
+| 30 / 6 | 0.700 | 0.867 | 0.967 | 3 | 0 | crashes |
+| 20 / 15 | 0.450 | 0.650 | 0.850 | 4 | 0 | hangs, and healthy jobs |
+| 32 / 11 | 0.719 | 0.906 | 0.781 | 2 | 2 | crashes, infrastructure |
+| 16 / 4 | 0.688 | 0.812 | 0.938 | 0 | 0 | the same, written after mending |
+
+So of a failure in a form that nobody has met expect the exact name in two of three cases, and a true one and the right
+ranks in five of six; of healthy jobs that were written to mislead, one in six was reported (the last eight sets). After
+mending the same eight give 0.71 to 0.95 strict, 0.93 to 1.00 fair, and none of their healthy jobs is reported.
+"""
+
 
 CHANGED = """\
 ## The same cases, changed
@@ -83,6 +102,7 @@ def page(answers: Sequence[Answer], now: Figures, changed: Mapping[str, Figures]
     rest = {k: v for k, v in now.items() if not k.endswith(("strict", "fair", "ranks")) and ": " not in k}
     shares = {k.replace(" right", " verdicts that are right"): f"{rest.pop(k):.3f}" for k in [*rest] if "right" in k}
     parts.append(_table(("", ""), [*((k, f"{v:g}") for k, v in rest.items()), *shares.items()]))
+    parts.append(UNSEEN)
     parts.append(WITHHELD)
     less = dict.fromkeys(k.partition(": ")[0] for k in now if ": " in k)
     parts.append(_table(("", *HANGS), [(w, *(f"{now[f'{w}: {name}']:g}" for name in HANGS)) for w in less]))
