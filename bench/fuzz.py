@@ -1,13 +1,14 @@
 """The generated tests of hostile input again and again, with new random input, for some minutes each.
 
 Run by hand: `make fuzz` (MINUTES=15 each), or `python bench/fuzz.py [MINUTES [WORD]]`, WORD a part of a test's name.
-Prints how often each ran; a failure ends the runs of its test, and is shown with what to repeat it by.
+As many at once as there are processors. Prints how often each ran; a failure ends the runs of its test, and is shown with what to repeat it by.
 """
 
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 TARGETS = {  # name: file, tests
     "lines": ("test_input_fuzz.py", "no_line"),
@@ -43,5 +44,6 @@ def fuzz(name: str, minutes: float) -> bool:
 if __name__ == "__main__":
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 15.0
     word = sys.argv[2] if len(sys.argv) > 2 else ""
-    passed = [fuzz(name, minutes) for name in TARGETS if word in name]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        passed = list(pool.map(lambda name: fuzz(name, minutes), [name for name in TARGETS if word in name]))
     sys.exit(not all(passed))
