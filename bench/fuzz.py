@@ -1,7 +1,8 @@
 """The generated tests of hostile input again and again, with new random input, for some minutes each.
 
 Run by hand: `make fuzz` (MINUTES=15 each), or `python bench/fuzz.py [MINUTES [WORD]]`, WORD a part of a test's name.
-As many at once as there are processors. Prints how often each ran; a failure ends the runs of its test, and is shown with what to repeat it by.
+As many at once as there are processors. Prints how often each ran; a failure ends the runs of its test, and is shown
+with what to repeat it by.
 """
 
 import os
