@@ -313,6 +313,8 @@ def test_a_reused_inode_is_not_taken_for_the_old_file(log: Path, files: OpenFile
         if log.stat().st_ino == inode:
             break
         log.rename(log.with_name(f"spare{number}"))
+    else:
+        pytest.skip("somebody else was given the inode")
     assert follower.new() == b"two, and longer than before\n"
 
 
