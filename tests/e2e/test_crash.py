@@ -18,14 +18,14 @@ LIMIT = 100.0  # seconds from the killed rank's last line to the alert: a minute
 AFTERWARDS = 30.0  # seconds in which a second opinion could come
 
 
-def killed(place: Any, launcher_log: str, **more: Any) -> tuple[float, list[Any]]:
+def killed(place: Any, launcher_log: str, wait: float = 150.0, **more: Any) -> tuple[float, list[Any]]:
     job, sink = place.torchrun("steady.py", ranks=3, launcher_log=launcher_log), place.sink()
     place.watch(job.logs, sink, **more)
     job.wait_for_line("step 12 ", rank=1)
     job.kill(1)
     job.launcher.wait(60)
     last_line = job.last_line_at(rank=1)
-    sink.wait(150.0)
+    sink.wait(wait)
     time.sleep(AFTERWARDS)
     return last_line, sink.alerts
 
@@ -44,7 +44,7 @@ def ended(place: Any, number: int, launcher_log: str) -> list[Any]:
 STORIES = {
     "killed": (70, lambda place: killed(place, "logs/launcher.log", job="e2e")),
     "killed without a name": (70, lambda place: killed(place, "logs/launcher.log")),
-    "killed unseen": (70, lambda place: killed(place, "launcher.log", job="e2e")),
+    "killed unseen": (110, lambda place: killed(place, "launcher.log", wait=60.0, job="e2e")),  # it may tell nothing
     "terminated": (75, lambda place: ended(place, signal.SIGTERM, "logs/launcher.log")),
     "terminated unseen": (75, lambda place: ended(place, signal.SIGTERM, "launcher.log")),
     "interrupted": (75, lambda place: ended(place, signal.SIGINT, "logs/launcher.log")),
