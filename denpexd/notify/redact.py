@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from denpexd.notify.secret_shapes import DOUBTFUL, MARK, candidates, is_harmless, is_other
+from denpexd.notify.no_secrets import DOUBTFUL, is_harmless, is_other
+from denpexd.notify.secret_shapes import MARK, candidates
 
 # Escape sequences of terminals: colours, cursor, titles, links. They could split a secret and never belong to a text.
 _ESCAPES = re.compile(
