@@ -19,6 +19,7 @@ PATTERNS = {
     "deepspeed_exit": r"\[launch\.py:\d+:sigkill_handler\] .*exits with return code = (?P<code>-?\d+)",
 }
 _RANKS = re.compile(r"\[([\d, ]*)\]")
+_RANK = re.compile(r"\d{1,6}")
 _MOST_NODES = 10_000
 
 
@@ -43,7 +44,7 @@ class DeepSpeedLauncher:
         node = self._nodes.get(line.outer, _Node())
         match name:
             case "deepspeed_ranks":
-                mapping = [[int(n) for n in each.split(",") if n.strip()] for each in _RANKS.findall(groups["mapping"])]
+                mapping = [[int(n) for n in _RANK.findall(each)] for each in _RANKS.findall(groups["mapping"])]
                 node.ranks, node.world = next(iter(mapping[node.number :]), []), sum(map(len, mapping))
             case "deepspeed_spawned" if node.spawned < len(node.ranks):
                 rank = node.ranks[node.spawned]

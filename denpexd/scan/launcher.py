@@ -47,13 +47,13 @@ OWN_LINE = re2.compile(
     r"|\[launch\.py:\d+:|^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError"
 )
 _ENTRY = re2.compile(r"^\s*(time|host|rank|exitcode|traceback)\s+: (.*?)\s*$")
-_RANK = re2.compile(r"^(\d+) \(local_rank: \d+\)")
-_EXIT_CODE = re2.compile(r"^(-?\d+) \(pid: (\d+)\)(?:\s+\((SIG[A-Z]+)\))?")
+_RANK = re2.compile(r"^(\d{1,9}) \(local_rank: \d+\)")
+_EXIT_CODE = re2.compile(r"^(-?\d{1,9}) \(pid: (\d{1,9})\)(?:\s+\((SIG[A-Z]+)\))?")
 _AGENT = re2.compile(r"^[IWEF]\d{3,4} [\d:.]+ (\d+) ")
 _SECOND_HAND = re2.compile(r"(?i)checkpoint|ckpt|saved|expect|mismatch|\bgot\b|\bbut\b|resum|error|must|should")
 _NCCL_WRITER = re2.compile(r"^([\w.-]+):(\d+):\d+ \[\d+\] NCCL INFO ")
-_OWN_RANK = re2.compile(r'(?:^|[^\w])"?(?:global_)?rank"?\s*[=:]\s*(\d+)')
-_OWN_PID = re2.compile(r'(?:^|[^\w])"?pid"?\s*[=:]\s*(\d+)')
+_OWN_RANK = re2.compile(r'(?:^|[^\w])"?(?:global_)?rank"?\s*[=:]\s*(\d{1,9})')
+_OWN_PID = re2.compile(r'(?:^|[^\w])"?pid"?\s*[=:]\s*(\d{1,9})')
 _SIGNALS = {
     "Killed": -9,
     "Out Of Memory": -9,
@@ -66,6 +66,7 @@ _SIGNALS = {
 }
 _SIGNAL_NAMES = {"9": "SIGKILL", "15": "SIGTERM", "2": "SIGINT", "1": "SIGHUP"}
 _NUMBERS = {"KILL": 9, "TERM": 15, "ABRT": 6, "SEGV": 11, "BUS": 7, "INT": 2, "FPE": 8, "ILL": 4}
+_HUGE = re2.compile(r"\d{19}")  # no rank, pid or code: Python would refuse to read the longest, SQLite to keep them
 _MOST_TASKS = 65536
 _MOST_REMEMBERED = 10_000
 _HOLD = 1.0
@@ -104,6 +105,8 @@ class LauncherReader:
 
     def read(self, name: str, line: Line, groups: dict[str, str], t: float, offset: int, history: bool) -> list[Event]:
         """The events of a line that matched PATTERNS[name] with these groups."""
+        if any(value and _HUGE.search(value) for value in groups.values()):
+            return []
         all_others = Fact(t, UNKNOWN_RANK, "launcher_killing", {}, self.source, offset, line.text, history)
         match name:
             case "torchrun_exit":

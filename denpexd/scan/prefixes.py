@@ -16,7 +16,7 @@ from denpexd.scan.proven_tags import ProvenTags
 _OPTIONS = re2.Options()
 _OPTIONS.encoding = re2.Options.Encoding.LATIN1
 # mpirun: job,rank (since 5: prterun-HOST-PID@job,rank); horovodrun: the rank alone.
-_MPI_GLUED = rb"\[(?:(?:prterun-[\w.-]+@)?\d+,(?:mpirank:)?)?(\d+)(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
+_MPI_GLUED = rb"\[(?:(?:prterun-[\w.-]+@)?\d+,(?:mpirank:)?)?(\d{1,9})(?:,[\w.-]+)?\]<(?:stdout|stderr|stddiag)>:"
 # Behind a quotation mark that opens it is somebody's words: a log quoted by a chat model, say.
 _GLUED = re2.compile(_MPI_GLUED + rb"|(?:[^\s:\"'`]|[\w.][\"'`])(\[rank\d{1,6}\]:)", _OPTIONS)
 _DETERMINED = re2.compile(rb"^\[rank=(\d{1,6})\] \|\| ", _OPTIONS)

@@ -227,3 +227,29 @@ def test_the_first_rank_that_fails_ends_the_others_and_not_itself(first: str, se
         ("launcher_killing", UNKNOWN_RANK, {"signal": signal})
     ]
     assert [event for event in events(other) if isinstance(event, Fact)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x] Sending process {} closing signal SIGTERM",
+        "a: rank {} died from signal 9",
+        "srun: error: node-b: task {}: Killed",
+        "srun: error: node-b: tasks 1-{}: Killed",
+        "setup rank={} world_size=4 pid={}",
+        "world_size={}",
+        "Failures:\n[1]:\n  rank      : {} (local_rank: 0)\n  exitcode  : -{} (pid: {})  (SIGTERM)\n====",
+        "[1,{}]<stderr>:Process 1 exit with status code 1.",
+        "[launch.py:1:sigkill_handler] x exits with return code = -{}",
+        "[launch.py:1:main] nnodes=2, num_local_procs=2, node_rank={}",
+    ],
+)
+def test_a_number_without_end_stops_nothing(text: str) -> None:
+    found = events(text.replace("{}", "9" * 5000) + "\nsrun: error: node-b: task 5: Out Of Memory\n")
+    assert Exit(1.0, 5, -9, "launcher") in found
+
+
+def test_a_damaged_mapping_of_deepspeed_stops_nothing() -> None:
+    node, broken = "main] nnodes=2, num_local_procs=2, node_rank=0", MAPPING.replace("[0, 1]", "[0 1,, ]")
+    found = events(deepspeed("", node, broken, "main] " + SPAWNED.format(500)))
+    assert [event.rank for event in found if isinstance(event, Joined)] == [0]
